@@ -1,0 +1,28 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup test lint demo
+help:
+	@echo "make demo   train one malleable layer on a toy geometry problem and watch the loss fall"
+	@echo "make test   set up .venv if needed and run the tests"
+	@echo "make lint   ruff and mypy"
+
+setup: $(VENV)/.ready
+
+# Reinstalled only when pyproject.toml changes: sources are installed in editable mode.
+$(VENV)/.ready: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $@
+
+test: setup
+	$(BIN)/python -m pytest -n auto -m "not slow"
+
+lint: setup
+	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff format --check src tests examples
+	$(BIN)/mypy
+
+demo: setup
+	$(BIN)/python examples/one_layer.py

@@ -1,0 +1,17 @@
+"""Convolutions that learn how far they see along the depth axis."""
+
+from malleable import functional
+from malleable.camera import Camera, to_metres
+from malleable.geometry import Geometry
+from malleable.layers import Conv25d, DepthAwareAvgPool2d, DepthAwareConv2d, MalleableConv2d
+
+__all__ = [
+    "Camera",
+    "Conv25d",
+    "DepthAwareAvgPool2d",
+    "DepthAwareConv2d",
+    "Geometry",
+    "MalleableConv2d",
+    "functional",
+    "to_metres",
+]

@@ -1,0 +1,5 @@
+"""``python -m malleable`` is the ``malleable`` command."""
+
+from malleable.cli import main
+
+raise SystemExit(main())

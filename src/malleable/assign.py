@@ -1,0 +1,75 @@
+"""The assigning functions g_k: which share of a neighbour each kernel takes (paper, Eqs. 5-7, 10 and 11).
+
+Eq. 1 gives a *nearer* neighbour a positive relative difference d, so kernels with positive centres look in front of the
+centre pixel and those with negative centres behind it. (The paper's appendix numbers its kernels the other way round.)
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+Invalid = Literal["same", "uniform", "ignore"]
+
+# Beyond a million grid cells every g_k is 0 to the last bit; without the bound d² would overflow and inf − inf is NaN.
+_FARTHEST = 1e6
+
+
+def malleable_logits(d: Tensor, centers: Tensor, temperature: Tensor | float) -> Tensor:
+    """h_0 … h_{K+1} (Eqs. 6 and 7).
+
+    Args:
+        d: relative depth differences (N, ...).
+        centers: a_0 … a_{K+1}, (K + 2,).
+        temperature: t > 0.
+
+    Returns:
+        (N, K + 2, ...)
+    """
+    a = centers.view(1, -1, *[1] * (d.ndim - 1))
+    offset = d.clamp(-_FARTHEST, _FARTHEST).unsqueeze(1) - a  # d − a_k
+    first, inner, last = offset[:, :1], offset[:, 1:-1], offset[:, -1:]
+    h_first = -first * first.abs()  # −sgn(d − a_0) (d − a_0)²
+    h_inner = -inner * inner
+    h_last = last * last.abs()  # sgn(d − a_{K+1}) (d − a_{K+1})²
+    return torch.cat([h_first, h_inner, h_last], dim=1) / temperature
+
+
+def malleable_assign(d: Tensor, centers: Tensor, temperature: Tensor | float) -> Tensor:
+    """Malleable g_1 … g_K: a softmax over K + 2 classes, the two outer ones dropped (Eq. 5).
+
+    Args and shapes as :func:`malleable_logits`. Returns (N, K, ...).
+    """
+    return malleable_logits(d, centers, temperature).softmax(dim=1)[:, 1:-1]
+
+
+def hard_assign(d: Tensor, kernels: int) -> Tensor:
+    """2.5D g_1 … g_K: 1 where k − 1 − K/2 ≤ d < k − K/2, else 0 (Eq. 11). (N, ...) → (N, K, ...)."""
+    k = torch.arange(1, kernels + 1, dtype=d.dtype, device=d.device).view(1, -1, *[1] * (d.ndim - 1))
+    d = d.unsqueeze(1)
+    return ((k - 1 - kernels / 2 <= d) & (d < k - kernels / 2)).to(d.dtype)
+
+
+def depth_aware_assign(difference: Tensor, alpha: float) -> Tensor:
+    """Depth-aware g_1 = exp(−α |depth(i) − depth(j)|), differences in metres (Eq. 10). (N, ...) → (N, 1, ...)."""
+    return torch.exp(-alpha * difference.abs()).unsqueeze(1)
+
+
+def handle_invalid(g: Tensor, valid: Tensor, invalid: Invalid) -> Tensor:
+    """What a tap without depth is worth.
+
+    Args:
+        g: (N, K, ...) computed with a difference of 0 at such taps, which is already the answer for ``"same"``.
+        valid: (N, ...) bool.
+        invalid: ``"same"`` depth, ``"uniform"`` (1 / (K + 2) to every kernel) or ``"ignore"`` (0).
+    """
+    if invalid == "same":
+        return g
+    return torch.where(valid.unsqueeze(1), g, 1 / (g.shape[1] + 2) if invalid == "uniform" else 0.0)
+
+
+def check_invalid(invalid: str) -> None:
+    if invalid not in get_args(Invalid):
+        raise ValueError(f"invalid must be one of {', '.join(map(repr, get_args(Invalid)))}, got {invalid!r}")

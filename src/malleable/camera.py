@@ -1,0 +1,93 @@
+"""The pinhole camera behind an image, what every change of the image does to it, and depth units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+DEPTH_UNITS = {"m": 1.0, "mm": 1e-3, "0.1mm": 1e-4, "1/5000m": 1 / 5000}
+"""Metres per count of the depth encodings in common use (the last one is TUM RGB-D's)."""
+
+
+def to_metres(raw: Tensor, unit: str | float) -> Tensor:
+    """Depth counts of any dtype as float32 metres. ``unit``: a name in ``DEPTH_UNITS`` or metres per count."""
+    if isinstance(unit, str):
+        if unit not in DEPTH_UNITS:
+            raise ValueError(f"unit must be metres per count or one of {', '.join(DEPTH_UNITS)}, got {unit!r}")
+        unit = DEPTH_UNITS[unit]
+    if not unit > 0:
+        raise ValueError(f"unit must be a positive number of metres per count, got {unit}")
+    return raw.to(torch.float32) * unit
+
+
+@dataclass(frozen=True)
+class Camera:
+    """Focal lengths and principal point in pixels of an image of ``size`` (height, width).
+
+    Pixel centres lie on whole numbers: (0, 0) is the centre of the first pixel. The four numbers are floats for one
+    camera and tensors of shape (N,) for a batch of cameras, see :meth:`stack`.
+    """
+
+    fx: float | Tensor
+    fy: float | Tensor
+    cx: float | Tensor
+    cy: float | Tensor
+    size: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        for name in ("fx", "fy"):
+            value = getattr(self, name)
+            positive = bool((value > 0).all()) if isinstance(value, Tensor) else value > 0
+            if not positive:
+                raise ValueError(f"{name} must be a positive focal length in pixels, got {value}")
+        if len(self.size) != 2 or min(self.size) < 1:
+            raise ValueError(f"size must be (height, width), both at least 1, got {self.size}")
+
+    @property
+    def focal(self) -> float | Tensor:
+        """The one focal length that Eq. 1 needs: the mean of fx and fy. A float, or (N,) for a batch."""
+        return (self.fx + self.fy) / 2
+
+    def resize(self, size: Sequence[int]) -> Camera:
+        """The camera of the image resized to ``size`` (height, width); the two factors may differ."""
+        height, width = size
+        vertical, horizontal = height / self.size[0], width / self.size[1]
+        return Camera(
+            fx=self.fx * horizontal,
+            fy=self.fy * vertical,
+            cx=(self.cx + 0.5) * horizontal - 0.5,  # the image's left edge, at −0.5, stays where it is
+            cy=(self.cy + 0.5) * vertical - 0.5,
+            size=(height, width),
+        )
+
+    def scale(self, vertical: float, horizontal: float | None = None) -> Camera:
+        """The camera of the image resized by factors, sizes rounded to whole pixels."""
+        horizontal = vertical if horizontal is None else horizontal
+        return self.resize((round(self.size[0] * vertical), round(self.size[1] * horizontal)))
+
+    def crop(self, top: int, left: int, height: int, width: int) -> Camera:
+        """The camera of the window of ``height`` × ``width`` pixels whose first pixel is (``top``, ``left``)."""
+        return replace(self, cx=self.cx - left, cy=self.cy - top, size=(height, width))
+
+    def pad(self, left: int, top: int, right: int, bottom: int) -> Camera:
+        """The camera of the image with a border added on each side."""
+        return self.crop(-top, -left, self.size[0] + top + bottom, self.size[1] + left + right)
+
+    def hflip(self) -> Camera:
+        """The camera of the image mirrored left to right."""
+        return replace(self, cx=self.size[1] - 1 - self.cx)
+
+    @classmethod
+    def stack(cls, cameras: Sequence[Camera]) -> Camera:
+        """One batched camera, numbers of shape (N,), from N cameras of images of one size."""
+        sizes = {camera.size for camera in cameras}
+        if len(sizes) != 1:
+            raise ValueError(f"cameras must all have one image size to be stacked, got {sorted(sizes)}")
+        fx, fy, cx, cy = (
+            torch.stack([torch.as_tensor(getattr(camera, name), dtype=torch.float32) for camera in cameras])
+            for name in ("fx", "fy", "cx", "cy")
+        )
+        return cls(fx, fy, cx, cy, sizes.pop())

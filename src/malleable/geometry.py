@@ -1,0 +1,131 @@
+"""Depth and focal length of a batch, and what a convolution at any rate needs of them (paper, Eq. 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from malleable.rate import sample_positions
+from malleable.window import Window
+
+T = TypeVar("T")
+
+# No sensor measures outside these bounds, and inside them neither d nor its gradient can overflow.
+_NEAREST, _FARTHEST = 1e-9, 1e9
+
+
+class Differences(NamedTuple):
+    """What each tap of a convolution sees of the depth map.
+
+    value: (N, taps, Hout, Wout), depth(centre) − depth(tap), positive for a nearer tap, 0 where not valid.
+    valid: (N, taps, Hout, Wout) bool, depth is known at both the centre and the tap.
+    """
+
+    value: Tensor
+    valid: Tensor
+
+
+class Geometry:
+    """Depth at image resolution and the focal length that belongs to it.
+
+    Make one per forward pass and hand it to every layer of the pass: layers at the same rate share what they need of
+    it. Neither tensor may be changed in place afterwards.
+
+    Args:
+        depth: (N, 1, H, W) metres, at the resolution of the image. 0, negative, NaN and inf mark pixels without depth.
+        focal: pixels of that image; a number for all samples or a tensor (N,).
+    """
+
+    def __init__(self, depth: Tensor, focal: float | Tensor) -> None:
+        if depth.ndim != 4 or depth.shape[1] != 1:
+            raise ValueError(f"depth must have shape (N, 1, H, W), got {tuple(depth.shape)}")
+        if not depth.is_floating_point():
+            raise TypeError(
+                f"depth must be floating-point metres, got {depth.dtype}; malleable.to_metres converts counts"
+            )
+        self.depth = depth
+        self.focal = _focal_per_sample(focal, depth)  # (N,)
+        self._shared: dict[Hashable, object] = {}
+
+    def __repr__(self) -> str:
+        return f"Geometry(depth={tuple(self.depth.shape)}, focal={self.focal.tolist()})"
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"depth": self.depth, "focal": self.focal, "_shared": {}}
+
+    def to(self, device: torch.device | str) -> Geometry:
+        """The same geometry on another device."""
+        return Geometry(self.depth.to(device), self.focal.to(device))
+
+    def depth_at(self, size: Sequence[int], dtype: torch.dtype = torch.float32) -> tuple[Tensor, float | Tensor]:
+        """Depth at a feature map of ``size`` (height, width), and the rate r_down of that map.
+
+        Feature (i, j) at rate r is centred on image pixel (r·i, r·j). Returns depth (N, 1, height, width) with 0 where
+        it is invalid, and the rate.
+        """
+        return self._share(("depth", *size, dtype), lambda: self._depth_at(size, dtype))
+
+    def depth_difference(self, window: Window, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Differences:
+        """depth(i) − depth(j) in metres, for every tap j of ``window`` on a feature map of ``size``."""
+        return self._share(("metres", window, *size, dtype), lambda: self._difference(window, size, dtype, False))
+
+    def relative_depth(self, window: Window, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Differences:
+        """d = (depth(i) − depth(j)) / unit(i) with unit(i) = r_down · r_dilate · depth(i) / f (Eq. 1).
+
+        The two dilations of a window count by their mean, as the two focal lengths of a camera do.
+        """
+        return self._share(("relative", window, *size, dtype), lambda: self._difference(window, size, dtype, True))
+
+    def _depth_at(self, size: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, float | Tensor]:
+        rate, rows, columns = sample_positions(self.depth.shape[-2:], size, self.depth.device)
+        if isinstance(rows, slice):
+            depth = self.depth[:, :, rows, columns]
+        else:
+            depth = self.depth.index_select(2, rows).index_select(3, cast(Tensor, columns))
+        depth = depth.to(dtype)
+        valid = (depth > _NEAREST) & (depth < _FARTHEST) & self._focal_known().view(-1, 1, 1, 1)
+        return torch.where(valid, depth, 0.0), rate
+
+    def _difference(self, window: Window, size: Sequence[int], dtype: torch.dtype, relative: bool) -> Differences:
+        depth, rate = self.depth_at(size, dtype)
+        taps = torch.cat(list(window.views(depth)), dim=1)  # (N, taps, Hout, Wout)
+        centre = taps[:, window.centre : window.centre + 1]
+        valid = (taps > 0) & (centre > 0)
+        difference = torch.where(valid, centre - taps, 0.0)
+        if relative:
+            focal = torch.where(self._focal_known(), self.focal, 1.0).to(dtype).view(-1, 1, 1, 1)
+            unit = rate * (sum(window.dilation) / 2) * torch.where(centre > 0, centre, 1.0) / focal
+            difference = difference / unit
+        return Differences(difference, valid)
+
+    def _focal_known(self) -> Tensor:
+        """(N,) bool. Only a focal length that could not be checked without stalling the device can be False here."""
+        return (self.focal > 0) & (self.focal < torch.inf)
+
+    def _share(self, key: Hashable, compute: Callable[[], T]) -> T:
+        # A compiler finds common subexpressions itself, and a graph kept here would be freed by the first backward.
+        if torch.compiler.is_compiling() or (self.depth.requires_grad and torch.is_grad_enabled()):
+            return compute()
+        key = (key, torch.is_inference_mode_enabled())
+        if key not in self._shared:
+            self._shared[key] = compute()
+        return cast(T, self._shared[key])
+
+
+def _focal_per_sample(focal: float | Tensor, depth: Tensor) -> Tensor:
+    batch = depth.shape[0]
+    if not isinstance(focal, Tensor):
+        if not 0 < focal < float("inf"):
+            raise ValueError(f"focal must be a positive number of pixels, got {focal}")
+        return torch.full((batch,), float(focal), dtype=torch.float64, device=depth.device)
+    if focal.ndim > 1 or (focal.ndim == 1 and focal.shape[0] != batch):
+        raise ValueError(f"focal must be a number or have shape ({batch},) like the batch, got {tuple(focal.shape)}")
+    if focal.device != depth.device:
+        raise ValueError(f"focal is on {focal.device} but depth on {depth.device}; move both to one device")
+    on_cpu = focal.device.type == "cpu" and not torch.compiler.is_compiling()
+    if on_cpu and not bool(((focal > 0) & (focal < torch.inf)).all()):
+        raise ValueError(f"focal must be a positive number of pixels for every sample, got {focal.tolist()}")
+    return focal.expand(batch)

@@ -1,0 +1,364 @@
+"""The layers: a constructor, an assigning function, one call to the operator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from typing_extensions import Self
+
+from malleable.assign import (
+    Invalid,
+    check_invalid,
+    depth_aware_assign,
+    handle_invalid,
+    hard_assign,
+    malleable_assign,
+)
+from malleable.geometry import Geometry
+from malleable.ops import depth_conv2d
+from malleable.ops.depth_conv import check_features
+from malleable.window import Pair, Window
+
+LEARNABLE = ("centers", "temperature", "rebalance")
+
+# Below this temperature the parameter is bent (see MalleableConv2d.temperature).
+_BEND = 0.5
+
+
+class DepthConv2d(nn.Module):
+    """What the three convolutions share. A subclass says how taps are assigned to kernels, in :meth:`assign`."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        stride: Pair = 1,
+        padding: Pair | str = 0,
+        dilation: Pair = 1,
+        groups: int = 1,
+        bias: bool = True,
+        *,
+        kernels: int = 3,
+        invalid: Invalid = "same",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
+            if value < 1 or value % groups:
+                raise ValueError(f"{name} must be positive and divisible by groups={groups}, got {value}")
+        if kernels < 1:
+            raise ValueError(f"kernels must be at least 1, got {kernels}")
+        check_invalid(invalid)
+        self.window = Window.of(kernel_size, stride, padding, dilation)
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.kernel_size = self.window.kernel_size
+        self.stride = self.window.stride
+        self.padding = padding if isinstance(padding, str) else self.window.padding[::-2]
+        self.dilation = self.window.dilation
+        self.groups = groups
+        self.kernels = kernels
+        self.invalid: Invalid = invalid
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
+        shape = (kernels * out_channels, in_channels // groups, *self.kernel_size)
+        self.weight = nn.Parameter(torch.empty(shape, **options))
+        self.bias = nn.Parameter(torch.empty(out_channels, **options)) if bias else None
+        DepthConv2d.reset_parameters(self)
+
+    def reset_parameters(self) -> None:
+        """Draw weights and bias as ``nn.Conv2d`` does, every kernel on its own."""
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            bound = 1 / math.sqrt(self.weight[0].numel())
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    @classmethod
+    def from_conv2d(cls, conv2d: nn.Conv2d, **options: Any) -> Self:
+        """A layer that starts as ``conv2d``: its weights in every kernel (paper, 3.3), its bias, dtype and device.
+
+        On flat or missing depth the new layer computes what ``conv2d`` did. ``options`` go to the constructor.
+        """
+        if type(conv2d).forward is not nn.Conv2d.forward or parametrize.is_parametrized(conv2d):
+            raise TypeError(
+                f"conv2d must be a plain nn.Conv2d, got {type(conv2d).__name__}, which computes its output or weights "
+                "in its own way; replace or un-parametrize it first"
+            )
+        if conv2d.padding_mode != "zeros":
+            raise ValueError(f"conv2d has padding_mode={conv2d.padding_mode!r}; only 'zeros' can be honoured")
+        layer = cls(
+            conv2d.in_channels,
+            conv2d.out_channels,
+            conv2d.kernel_size,
+            conv2d.stride,
+            conv2d.padding,
+            conv2d.dilation,
+            conv2d.groups,
+            conv2d.bias is not None,
+            device=conv2d.weight.device,
+            dtype=conv2d.weight.dtype,
+            **options,
+        )
+        copies = torch.cat([conv2d.weight.detach()] * layer.kernels)
+        layer.weight = nn.Parameter(copies, requires_grad=conv2d.weight.requires_grad)
+        if conv2d.bias is not None:
+            layer.bias = nn.Parameter(conv2d.bias.detach().clone(), requires_grad=conv2d.bias.requires_grad)
+        return layer.train(conv2d.training)
+
+    def assign(self, geometry: Geometry, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        """What each kernel makes of each tap on a map of ``size``: (N, K, taps, Hout, Wout), all scales folded in."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, geometry: Geometry) -> Tensor:
+        """x (N, C, H, W) at any rate of the geometry's image → (N, O, Hout, Wout), as ``nn.Conv2d`` gives."""
+        check_features(x, self.weight, self.groups)
+        check_geometry(x, geometry)
+        assign = self.assign(geometry, x.shape[-2:], torch.promote_types(x.dtype, torch.float32))
+        return depth_conv2d(x, self.weight, assign, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+    def extra_repr(self) -> str:
+        settings = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"]
+        settings += [f"padding={self.padding!r}"] if self.padding != (0, 0) else []
+        settings += [f"dilation={self.dilation}"] if self.dilation != (1, 1) else []
+        settings += [f"groups={self.groups}"] if self.groups != 1 else []
+        settings += ["bias=False"] if self.bias is None else []
+        settings += [f"kernels={self.kernels}"]
+        settings += [f"invalid={self.invalid!r}"] if self.invalid != "same" else []
+        return ", ".join(settings)
+
+
+class MalleableConv2d(DepthConv2d):
+    """Convolution whose K kernels learn how far they reach along the depth axis (paper, Eq. 8).
+
+    The first eight arguments are ``nn.Conv2d``'s, and so is the output. On top of the weights there are 2K + 3 numbers:
+
+    - ``centers`` (K + 2,): where along the depth axis each kernel looks, in grid cells; the outer two are the borders.
+    - ``temperature``: how softly neighbouring kernels share a pixel.
+    - ``rebalance`` (K,): b_k; ``scales`` s = softmax(b) weigh the kernels' outputs.
+
+    Args:
+        kernels: K.
+        centers: a_0 … a_{K+1} to start from; −(K+1)/2 … (K+1)/2 by default.
+        temperature: t > 0 to start from.
+        learnable: which of ``"centers"``, ``"temperature"`` and ``"rebalance"`` are trained; the others stay as set.
+        invalid: what a tap without depth counts as: ``"same"`` depth as the centre, ``"uniform"`` over all K + 2
+            classes, or ``"ignore"``.
+
+    Example:
+        >>> conv = MalleableConv2d(64, 64, 3, padding=1)
+        >>> y = conv(torch.rand(2, 64, 60, 80), Geometry(depth=torch.rand(2, 1, 240, 320) + 1, focal=260.0))
+        >>> y.shape
+        torch.Size([2, 64, 60, 80])
+    """
+
+    gain: Tensor
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        stride: Pair = 1,
+        padding: Pair | str = 0,
+        dilation: Pair = 1,
+        groups: int = 1,
+        bias: bool = True,
+        *,
+        kernels: int = 3,
+        centers: Sequence[float] | None = None,
+        temperature: float = 1.0,
+        learnable: Sequence[str] = LEARNABLE,
+        invalid: Invalid = "same",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
+            kernels=kernels, invalid=invalid, device=device, dtype=dtype
+        )  # fmt: skip
+        if centers is not None and len(centers) != kernels + 2:
+            raise ValueError(f"centers must have K + 2 = {kernels + 2} entries, got {len(centers)}: {list(centers)}")
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"temperature must be positive, got {temperature}")
+        learnable = (learnable,) if isinstance(learnable, str) else tuple(learnable)
+        unknown = sorted(set(learnable) - set(LEARNABLE))
+        if unknown:
+            raise ValueError(f"learnable must be a subset of {LEARNABLE}, got {unknown}")
+        self.initial_centers = tuple(
+            [k - (kernels + 1) / 2 for k in range(kernels + 2)] if centers is None else map(float, centers)
+        )
+        self.initial_temperature = float(temperature)
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.centers = nn.Parameter(torch.empty(kernels + 2, **options), "centers" in learnable)  # a_k
+        self.raw_temperature = nn.Parameter(torch.empty((), **options), "temperature" in learnable)
+        self.rebalance = nn.Parameter(torch.empty(kernels, **options), "rebalance" in learnable)  # b_k
+        self.register_buffer("gain", torch.empty((), **options))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the weights anew and set the receptive field back to where it started."""
+        super().reset_parameters()
+        t = self.initial_temperature
+        self.centers.copy_(torch.tensor(self.initial_centers, dtype=torch.float64))
+        self.raw_temperature.fill_(t if t >= _BEND else 2 * _BEND - _BEND**2 / t)
+        self.rebalance.zero_()
+        self.gain.fill_(1.0)
+
+    @classmethod
+    def from_conv2d(cls, conv2d: nn.Conv2d, kernels: int = 3, **options: Any) -> Self:
+        """As :meth:`DepthConv2d.from_conv2d`; ``gain`` makes up for what the receptive field takes at equal depth."""
+        layer = super().from_conv2d(conv2d, kernels=kernels, **options)
+        with torch.no_grad():
+            at_equal_depth = layer.scales @ layer.receptive_field(torch.zeros((), device=layer.weight.device))
+            layer.gain.fill_(1 / at_equal_depth)
+        return layer
+
+    @property
+    def temperature(self) -> Tensor:
+        """t > 0, at least float32.
+
+        The parameter is t itself down to 0.5 and then approaches 0 along a hyperbola, so that no step of an optimiser
+        makes t zero or negative or takes its gradient away.
+        """
+        raw = _at_least_float32(self.raw_temperature)
+        return torch.where(raw < _BEND, _BEND**2 / (2 * _BEND - raw.clamp(max=_BEND)), raw)
+
+    @property
+    def scales(self) -> Tensor:
+        """s = softmax(b), (K,), summing to 1 (Eq. 9)."""
+        return _at_least_float32(self.rebalance).softmax(0)
+
+    def receptive_field(self, d: Tensor) -> Tensor:
+        """g_k at relative depth differences ``d`` of any shape: (K, *d.shape)."""
+        centers = _at_least_float32(self.centers)
+        d = d.to(torch.promote_types(d.dtype, centers.dtype))
+        return malleable_assign(d.unsqueeze(0), centers, self.temperature)[0]
+
+    def assign(self, geometry: Geometry, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        d, valid = geometry.relative_depth(self.window, size, dtype)
+        g = malleable_assign(d, self.centers.to(dtype), self.temperature.to(dtype))
+        s = (self.scales * self.gain).to(dtype)
+        return handle_invalid(g, valid, self.invalid) * s.view(1, -1, 1, 1, 1)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, temperature={self.initial_temperature}"
+
+
+class Conv25d(DepthConv2d):
+    """2.5D convolution: K kernels that split the depth axis into cells of fixed width (paper, Eq. 11).
+
+    Arguments as :class:`MalleableConv2d`, less those of the learned receptive field.
+    """
+
+    def receptive_field(self, d: Tensor) -> Tensor:
+        """g_k at relative depth differences ``d`` of any shape: (K, *d.shape)."""
+        return hard_assign(d.unsqueeze(0), self.kernels)[0]
+
+    def assign(self, geometry: Geometry, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        d, valid = geometry.relative_depth(self.window, size, dtype)
+        return handle_invalid(hard_assign(d, self.kernels), valid, self.invalid)
+
+
+class DepthAwareConv2d(DepthConv2d):
+    """Depth-aware convolution: one kernel, taps fading with their distance in metres (paper, Eq. 10).
+
+    Args:
+        alpha: per metre; the other arguments as :class:`MalleableConv2d`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        stride: Pair = 1,
+        padding: Pair | str = 0,
+        dilation: Pair = 1,
+        groups: int = 1,
+        bias: bool = True,
+        *,
+        alpha: float = 8.3,
+        invalid: Invalid = "same",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
+            kernels=1, invalid=invalid, device=device, dtype=dtype
+        )  # fmt: skip
+        self.alpha = _check_alpha(alpha)
+
+    def receptive_field(self, difference: Tensor) -> Tensor:
+        """g_1 at depth differences in metres, the only unit this layer knows: (1, *difference.shape)."""
+        return depth_aware_assign(difference.unsqueeze(0), self.alpha)[0]
+
+    def assign(self, geometry: Geometry, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        difference, valid = geometry.depth_difference(self.window, size, dtype)
+        return handle_invalid(depth_aware_assign(difference, self.alpha), valid, self.invalid)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, alpha={self.alpha}"
+
+
+class DepthAwareAvgPool2d(nn.Module):
+    """Average pooling whose taps fade with their distance in metres from the centre, as in depth-aware convolution.
+
+    ``y(i) = Σ_p g(i, i+p) x(i+p) / Σ_p g(i, i+p)`` over the taps inside the map: on flat or missing depth this is
+    ``nn.AvgPool2d(count_include_pad=False)``.
+
+    Args:
+        kernel_size, stride, padding: as for ``nn.AvgPool2d``; stride is kernel_size by default.
+        alpha: per metre.
+    """
+
+    def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, *, alpha: float = 8.3) -> None:
+        super().__init__()
+        self.window = Window.of(kernel_size, kernel_size if stride is None else stride, padding)
+        self.alpha = _check_alpha(alpha)
+
+    def forward(self, x: Tensor, geometry: Geometry) -> Tensor:
+        """x (N, C, H, W) at any rate of the geometry's image → (N, C, Hout, Wout)."""
+        channels = x.shape[1]
+        weight = x.new_ones(channels, 1, *self.window.kernel_size)
+        check_features(x, weight, channels)
+        check_geometry(x, geometry)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        size = x.shape[-2:]
+        g = depth_aware_assign(geometry.depth_difference(self.window, size, dtype).value, self.alpha)
+        inside = torch.cat(list(self.window.views(x.new_ones(1, 1, *size, dtype=dtype))), dim=1)
+        g = g * inside.unsqueeze(1)
+        # A window that lies wholly in the padding has nothing to average and gives 0.
+        g = g / g.sum(2, keepdim=True).clamp(min=torch.finfo(dtype).tiny)
+        return depth_conv2d(x, weight, g, None, self.window.stride, self.window.padding[::-2], groups=channels)
+
+    def extra_repr(self) -> str:
+        kernel, stride, padding = self.window.kernel_size, self.window.stride, self.window.padding[::-2]
+        return f"kernel_size={kernel}, stride={stride}, padding={padding}, alpha={self.alpha}"
+
+
+def check_geometry(x: Tensor, geometry: Geometry) -> None:
+    """Refuse a geometry that cannot belong to features ``x``."""
+    if not isinstance(geometry, Geometry):
+        raise TypeError(f"geometry must be a malleable.Geometry(depth, focal), got {type(geometry).__name__}")
+    depth = geometry.depth
+    if depth.shape[0] != x.shape[0]:
+        raise ValueError(f"geometry has a batch of {depth.shape[0]} depth maps but x a batch of {x.shape[0]} samples")
+    if depth.device != x.device:
+        raise ValueError(f"geometry is on {depth.device} but x on {x.device}; use geometry.to({str(x.device)!r})")
+
+
+def _check_alpha(alpha: float) -> float:
+    if not 0 <= alpha < math.inf:
+        raise ValueError(f"alpha must be a number ≥ 0 per metre, got {alpha}")
+    return float(alpha)
+
+
+def _at_least_float32(t: Tensor) -> Tensor:
+    return t.to(torch.promote_types(t.dtype, torch.float32))

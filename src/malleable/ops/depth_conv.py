@@ -1,0 +1,91 @@
+"""The operator as users call it: arguments checked and put in form, then one call."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from malleable.ops import plain
+from malleable.ops.engines import check_engine
+from malleable.ops.operator import operator
+from malleable.window import Pair, Window
+
+
+def depth_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    assign: Tensor,
+    bias: Tensor | None = None,
+    stride: Pair = 1,
+    padding: Pair | str = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+    engine: str = "auto",
+) -> Tensor:
+    """Convolution with K kernels whose taps are weighted pixel by pixel (paper, Eq. 8).
+
+    ``y(i) = Σ_k Σ_p assign_k(i, p) · w_k(p) · x(i + p) + bias``, differentiable in every tensor.
+
+    Args:
+        x: features (N, C, H, W).
+        weight: (K·O, C / groups, kh, kw), kernel after kernel.
+        assign: what kernel k makes of tap p, (N, K, kh·kw, Hout, Wout), with every scale folded in. Cast to x's dtype.
+        bias: (O,)
+        stride, padding, dilation, groups: as for ``torch.nn.functional.conv2d``.
+        engine: ``"auto"``, or the name of one engine.
+
+    Returns:
+        (N, O, Hout, Wout), as ``conv2d`` of the same arguments.
+    """
+    if x.ndim != 4 or weight.ndim != 4 or assign.ndim != 5:
+        raise ValueError(
+            "x must be (N, C, H, W), weight (K·O, C / groups, kh, kw) and assign (N, K, taps, Hout, Wout); "
+            f"got {tuple(x.shape)}, {tuple(weight.shape)} and {tuple(assign.shape)}"
+        )
+    window = Window.of(tuple(weight.shape[-2:]), stride, padding, dilation)
+    check_features(x, weight, groups)
+    _check_assign(x, weight, assign, bias, window, groups)
+    check_engine(engine)
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    if x.dtype != weight.dtype:
+        raise TypeError(f"x is {x.dtype} but weight is {weight.dtype}; cast one, or run under torch.autocast")
+    assign = assign.to(x.dtype)
+    if not torch.compiler.is_exporting():
+        settings = (list(window.stride), list(window.padding), list(window.dilation), groups, engine)
+        return cast(Tensor, operator(x, weight, assign, bias, *settings))
+    y = plain.forward(x, weight, assign, window, groups)
+    return y if bias is None else y + bias.view(-1, 1, 1)
+
+
+def check_features(x: Tensor, weight: Tensor, groups: int) -> None:
+    """Refuse features that ``weight`` cannot be applied to."""
+    if x.ndim != 4:
+        raise ValueError(f"x must have shape (N, C, H, W), got {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise TypeError(f"x must be floating point, got {x.dtype}; convert integer images first, for example x.float()")
+    if x.shape[1] != weight.shape[1] * groups:
+        raise ValueError(f"x must have {weight.shape[1] * groups} channels, got {x.shape[1]} in {tuple(x.shape)}")
+
+
+def _check_assign(x: Tensor, weight: Tensor, assign: Tensor, bias: Tensor | None, window: Window, groups: int) -> None:
+    kernels = assign.shape[1]
+    if kernels < 1 or weight.shape[0] % (kernels * groups):
+        raise ValueError(
+            f"weight has {weight.shape[0]} rows, which {kernels} kernels (dimension 1 of assign) of {groups} groups "
+            "cannot share"
+        )
+    if bias is not None and bias.shape != (weight.shape[0] // kernels,):
+        raise ValueError(f"bias must have shape ({weight.shape[0] // kernels},), got {tuple(bias.shape)}")
+    size = window.output_size(x.shape[-2:])
+    if min(size) < 1:
+        raise ValueError(
+            f"x of {x.shape[2]}×{x.shape[3]} is smaller than kernel_size {window.kernel_size} with dilation "
+            f"{window.dilation}: add padding"
+        )
+    expected = (x.shape[0], kernels, window.taps, *size)
+    if tuple(assign.shape) != expected:
+        raise ValueError(f"assign must have shape (N, K, taps, Hout, Wout) = {expected}, got {tuple(assign.shape)}")

@@ -1,0 +1,89 @@
+"""The sampling grid of a convolution: kernel size, stride, padding and dilation, and what they make of a map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Pair = int | Sequence[int]
+
+
+class Window(NamedTuple):
+    """Where a convolution looks. Taps are numbered row by row; the centre is tap (kh // 2, kw // 2)."""
+
+    kernel_size: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)  # left, right, top, bottom, as F.pad takes it
+    dilation: tuple[int, int] = (1, 1)
+
+    @classmethod
+    def of(cls, kernel_size: Pair, stride: Pair = 1, padding: Pair | str = 0, dilation: Pair = 1) -> Window:
+        """Build a window from what ``nn.Conv2d`` accepts: numbers, pairs, and ``"same"`` or ``"valid"`` padding."""
+        kernel = pair("kernel_size", kernel_size, minimum=1)
+        step = pair("stride", stride, minimum=1)
+        spread = pair("dilation", dilation, minimum=1)
+        if padding == "valid":
+            return cls(kernel, step, (0, 0, 0, 0), spread)
+        if padding == "same":
+            if step != (1, 1):
+                raise ValueError(
+                    f"padding='same' needs stride 1, got stride {step}; give the padding as numbers instead"
+                )
+            height, width = (d * (k - 1) for k, d in zip(kernel, spread, strict=True))
+            return cls(kernel, step, (width // 2, width - width // 2, height // 2, height - height // 2), spread)
+        if isinstance(padding, str):
+            raise ValueError(f"padding must be a number, a pair, 'same' or 'valid', got {padding!r}")
+        top, left = pair("padding", padding, minimum=0)
+        return cls(kernel, step, (left, left, top, top), spread)
+
+    @property
+    def taps(self) -> int:
+        return self.kernel_size[0] * self.kernel_size[1]
+
+    @property
+    def centre(self) -> int:
+        """Index of the tap that relative depth is measured from."""
+        kh, kw = self.kernel_size
+        return kh // 2 * kw + kw // 2
+
+    def output_size(self, size: Sequence[int]) -> tuple[int, int]:
+        """Size of the output map for an input map of ``size`` (height, width)."""
+        left, right, top, bottom = self.padding
+        padded = (size[0] + top + bottom, size[1] + left + right)
+        height, width = (
+            (n - d * (k - 1) - 1) // s + 1
+            for n, k, s, d in zip(padded, self.kernel_size, self.stride, self.dilation, strict=True)
+        )
+        return height, width
+
+    def views(self, x: Tensor) -> Iterator[Tensor]:
+        """What each tap reads of the zero-padded ``x`` (N, C, H, W), in tap order: views (N, C, Hout, Wout)."""
+        return self.views_of_padded(F.pad(x, self.padding), self.output_size(x.shape[-2:]))
+
+    def views_of_padded(self, padded: Tensor, output_size: tuple[int, int]) -> Iterator[Tensor]:
+        """The views themselves, for a caller that has padded already or writes through them."""
+        for i in range(self.kernel_size[0]):
+            rows = _every(padded, 2, i * self.dilation[0], self.stride[0], output_size[0])
+            for j in range(self.kernel_size[1]):
+                yield _every(rows, 3, j * self.dilation[1], self.stride[1], output_size[1])
+
+
+def _every(x: Tensor, dim: int, start: int, step: int, length: int) -> Tensor:
+    """``length`` entries of dimension ``dim`` from ``start`` on, ``step`` apart."""
+    if step > 1 and torch.compiler.is_exporting():
+        # A slice with a symbolic end makes export demand sizes that are multiples of the stride; a gather does not.
+        return x.index_select(dim, torch.arange(length, device=x.device) * step + start)
+    entries = slice(start, start + step * (length - 1) + 1, step)
+    return x[..., entries, :] if dim == 2 else x[..., entries]
+
+
+def pair(name: str, value: Pair, minimum: int) -> tuple[int, int]:
+    """``value`` as (vertical, horizontal), or an error that names the argument."""
+    values = (value, value) if isinstance(value, int) else tuple(value)
+    if len(values) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) and v >= minimum for v in values):
+        raise ValueError(f"{name} must be an integer ≥ {minimum} or a pair of them, got {value!r}")
+    return values[0], values[1]
