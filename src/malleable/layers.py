@@ -248,7 +248,9 @@ class MalleableConv2d(DepthConv2d):
         return handle_invalid(g, valid, self.invalid) * s.view(1, -1, 1, 1, 1)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, temperature={self.initial_temperature}"
+        parameters = zip(LEARNABLE, (self.centers, self.raw_temperature, self.rebalance), strict=True)
+        learnable = tuple(name for name, parameter in parameters if parameter.requires_grad)
+        return super().extra_repr() + (f", learnable={learnable}" if learnable != LEARNABLE else "")
 
 
 class Conv25d(DepthConv2d):

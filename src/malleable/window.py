@@ -83,7 +83,7 @@ def _every(x: Tensor, dim: int, start: int, step: int, length: int) -> Tensor:
 
 def pair(name: str, value: Pair, minimum: int) -> tuple[int, int]:
     """``value`` as (vertical, horizontal), or an error that names the argument."""
-    values = (value, value) if isinstance(value, int) else tuple(value)
+    values = tuple(value) if isinstance(value, Sequence) else (value, value)
     if len(values) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) and v >= minimum for v in values):
         raise ValueError(f"{name} must be an integer ≥ {minimum} or a pair of them, got {value!r}")
     return values[0], values[1]

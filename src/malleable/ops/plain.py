@@ -47,14 +47,13 @@ def backward(
 
     Patches are made again tap by tap, so nothing larger than one tap's is ever kept.
     """
+    dtype = x.dtype
+    grad, x, weight, assign = (t.to(_accumulator(dtype)) for t in (grad, x, weight, assign))
     w = _split(weight, assign.shape[1], groups)
     gy = torch.unflatten(grad, 1, (groups, -1))  # (N, G, o, Hout, Wout)
-    output_size = window.output_size(x.shape[-2:])
     left, right, top, bottom = window.padding
-    padded = x.new_zeros(
-        *x.shape[:2], x.shape[2] + top + bottom, x.shape[3] + left + right, dtype=_accumulator(x.dtype)
-    )
-    grad_views = window.views_of_padded(padded, output_size)
+    padded = x.new_zeros(*x.shape[:2], x.shape[2] + top + bottom, x.shape[3] + left + right)
+    grad_views = window.views_of_padded(padded, window.output_size(x.shape[-2:]))
     grad_w, grad_assign = torch.zeros_like(w), torch.zeros_like(assign)
     for p, (patch, grad_view) in enumerate(zip(window.views(x), grad_views, strict=True)):
         g = assign[:, :, p]
@@ -66,12 +65,10 @@ def backward(
                 grad_assign[:, :, p] = (to_weighted * torch.unflatten(patch, 1, (groups, -1))[:, None]).sum((2, 3))
         if needs[1]:
             grad_w[..., p] = torch.einsum("ngohw,ngkchw->kgoc", gy, _weigh(patch, g, groups))
-    grad_x = padded[..., top : top + x.shape[2], left : left + x.shape[3]].to(x.dtype)
-    return (
-        grad_x if needs[0] else None,
-        grad_w.reshape_as(weight) if needs[1] else None,
-        grad_assign if needs[2] else None,
-    )
+    grad_x = padded[..., top : top + x.shape[2], left : left + x.shape[3]]
+    gradients = (grad_x, grad_w.reshape_as(weight), grad_assign)
+    a, b, c = (g.to(dtype) if need else None for g, need in zip(gradients, needs, strict=True))
+    return a, b, c
 
 
 def _split(weight: Tensor, kernels: int, groups: int) -> Tensor:

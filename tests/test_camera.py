@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from malleable import Camera, to_metres
+
+CAMERA = Camera(fx=518.9, fy=519.5, cx=325.6, cy=253.7, size=(480, 640))
+
+
+def ray(camera: Camera, row: float, column: float) -> tuple[float, float]:
+    """Direction of a pixel as (x / z, y / z), all that a change of the image must leave alone."""
+    return (column - camera.cx) / camera.fx, (row - camera.cy) / camera.fy
+
+
+pixels = st.tuples(st.floats(0, 479), st.floats(0, 639))
+
+
+@given(pixels, st.tuples(st.integers(1, 2000), st.integers(1, 2000)))
+def test_resize_keeps_rays(pixel: tuple[float, float], size: tuple[int, int]) -> None:
+    row, column = ((p + 0.5) * new / old - 0.5 for p, new, old in zip(pixel, size, CAMERA.size, strict=True))
+    assert ray(CAMERA.resize(size), row, column) == pytest.approx(ray(CAMERA, *pixel), abs=1e-9)
+
+
+@given(pixels, st.integers(-20, 400), st.integers(-20, 500))
+def test_crop_keeps_rays(pixel: tuple[float, float], top: int, left: int) -> None:
+    camera = CAMERA.crop(top, left, 64, 48)
+    assert camera.size == (64, 48)
+    assert ray(camera, pixel[0] - top, pixel[1] - left) == pytest.approx(ray(CAMERA, *pixel), abs=1e-9)
+
+
+@given(pixels)
+def test_flip_mirrors_rays(pixel: tuple[float, float]) -> None:
+    x, y = ray(CAMERA, *pixel)
+    assert ray(CAMERA.hflip(), pixel[0], 639 - pixel[1]) == pytest.approx((-x, y), abs=1e-9)
+
+
+def test_pad_is_a_crop_from_outside() -> None:
+    camera = CAMERA.pad(left=3, top=5, right=7, bottom=11)
+    assert camera.size == (496, 650)
+    assert (camera.cx, camera.cy) == (CAMERA.cx + 3, CAMERA.cy + 5)
+
+
+def test_unequal_scaling_gives_the_mean_focal_length() -> None:
+    camera = Camera(500.0, 500.0, 320.0, 240.0, (480, 640)).scale(0.5, 2.0)
+    assert camera.size == (240, 1280)
+    assert camera.focal == pytest.approx((250 + 1000) / 2)
+
+
+def test_batches_change_like_their_members() -> None:
+    cameras = [CAMERA, Camera(300.0, 310.0, 310.0, 250.0, (480, 640))]
+    batch = Camera.stack(cameras).resize((240, 320)).crop(4, 8, 200, 300).hflip()
+    singles = [c.resize((240, 320)).crop(4, 8, 200, 300).hflip() for c in cameras]
+    for name in ("fx", "fy", "cx", "cy", "focal"):
+        torch.testing.assert_close(getattr(batch, name), torch.tensor([getattr(c, name) for c in singles]))
+
+
+def test_cameras_of_different_sizes_do_not_stack() -> None:
+    with pytest.raises(ValueError, match="one image size"):
+        Camera.stack([CAMERA, CAMERA.scale(0.5)])
+
+
+@pytest.mark.parametrize("wrong", [{"fx": 0.0}, {"fy": -1.0}, {"fx": float("nan")}, {"size": (0, 640)}])
+def test_wrong_cameras_are_refused(wrong: dict[str, object]) -> None:
+    values = {"fx": 500.0, "fy": 500.0, "cx": 320.0, "cy": 240.0, "size": (480, 640), **wrong}
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Camera(**values)  # type: ignore[arg-type]
+
+
+def test_depth_units() -> None:
+    raw = torch.tensor([0, 2500], dtype=torch.uint16)
+    for unit, metres in (("mm", 2.5), ("0.1mm", 0.25), ("1/5000m", 0.5), ("m", 2500.0), (0.002, 5.0)):
+        assert to_metres(raw, unit).tolist() == pytest.approx([0.0, metres])
+    with pytest.raises(ValueError, match="unit"):
+        to_metres(raw, "inch")
+    with pytest.raises(ValueError, match="unit"):
+        to_metres(raw, -1.0)
