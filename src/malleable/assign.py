@@ -57,17 +57,21 @@ def depth_aware_assign(difference: Tensor, alpha: float) -> Tensor:
     return torch.exp(-alpha * difference.abs()).unsqueeze(1)
 
 
-def handle_invalid(g: Tensor, valid: Tensor, invalid: Invalid) -> Tensor:
+def handle_invalid(assign: Tensor, valid: Tensor, invalid: Invalid, scale: Tensor | None = None) -> Tensor:
     """What a tap without depth is worth.
 
     Args:
-        g: (N, K, ...) computed with a difference of 0 at such taps, which is already the answer for ``"same"``.
+        assign: scale_k · g_k, (N, K, ...), with a difference of 0 at such taps: already the answer for ``"same"``.
         valid: (N, ...) bool.
-        invalid: ``"same"`` depth, ``"uniform"`` (1 / (K + 2) to every kernel) or ``"ignore"`` (0).
+        invalid: ``"same"`` depth, ``"uniform"`` (g_k = 1 / (K + 2) for every kernel) or ``"ignore"`` (0).
+        scale: (K,), 1 by default.
     """
     if invalid == "same":
-        return g
-    return torch.where(valid.unsqueeze(1), g, 1 / (g.shape[1] + 2) if invalid == "uniform" else 0.0)
+        return assign
+    kernels = assign.shape[1]
+    worth = assign.new_full((kernels,), 1 / (kernels + 2) if invalid == "uniform" else 0.0)
+    worth = worth if scale is None else worth * scale
+    return torch.where(valid.unsqueeze(1), assign, worth.view(1, -1, *[1] * (assign.ndim - 2)))
 
 
 def check_invalid(invalid: str) -> None:

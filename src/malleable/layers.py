@@ -22,6 +22,7 @@ from malleable.assign import (
 from malleable.geometry import Geometry
 from malleable.ops import depth_conv2d
 from malleable.ops.depth_conv import check_features
+from malleable.ops.scaled_assign import scaled_assign
 from malleable.window import Pair, Window
 
 LEARNABLE = ("centers", "temperature", "rebalance")
@@ -243,9 +244,9 @@ class MalleableConv2d(DepthConv2d):
 
     def assign(self, geometry: Geometry, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         d, valid = geometry.relative_depth(self.window, size, dtype)
-        g = malleable_assign(d, self.centers.to(dtype), self.temperature.to(dtype))
-        s = (self.scales * self.gain).to(dtype)
-        return handle_invalid(g, valid, self.invalid) * s.view(1, -1, 1, 1, 1)
+        scale = (self.scales * self.gain).to(dtype)
+        assign = scaled_assign(d, self.centers.to(dtype), self.temperature.to(dtype), scale)
+        return handle_invalid(assign, valid, self.invalid, scale)
 
     def extra_repr(self) -> str:
         parameters = zip(LEARNABLE, (self.centers, self.raw_temperature, self.rebalance), strict=True)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
 from typing import Protocol, cast
 
+import torch
 from torch import Tensor
 
-from malleable.ops import plain
+from malleable.ops import blocks, native, plain
 from malleable.window import Window
+
+logger = logging.getLogger("malleable")
 
 
 class Engine(Protocol):
@@ -32,7 +38,7 @@ class Engine(Protocol):
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]: ...
 
 
-ENGINES: dict[str, Engine] = {engine.name: engine for engine in [cast(Engine, plain)]}
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in cast(list[Engine], [native, blocks, plain])}
 """By name, the preferred first."""
 
 
@@ -42,12 +48,41 @@ def check_engine(engine: str) -> None:
 
 
 def choose(engine: str, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> Engine:
-    """The engine of that name, or for ``"auto"`` the first that can run the call."""
-    check_engine(engine)
-    reasons = {}
-    for candidate in ENGINES.values() if engine == "auto" else [ENGINES[engine]]:
+    """The engine of that name; for ``"auto"`` the one that $MALLEABLE_ENGINE names, or the first that can run the call.
+
+    An engine that was asked for and cannot run the call is an error that says why.
+    """
+    source = f"engine={engine!r}"
+    if engine == "auto" and os.environ.get("MALLEABLE_ENGINE", "auto") != "auto":
+        engine = os.environ["MALLEABLE_ENGINE"]
+        source = f"MALLEABLE_ENGINE={engine}"
+        if engine not in ENGINES:
+            raise ValueError(f"{source} must be 'auto' or one of {', '.join(map(repr, ENGINES))}")
+    if engine != "auto":
+        reason = ENGINES[engine].can_run(x, weight, assign, window, groups)
+        if reason is not None:
+            raise RuntimeError(f"{source} cannot run this call: {reason}")
+        return ENGINES[engine]
+    reasons = []
+    for candidate in ENGINES.values():
         reason = candidate.can_run(x, weight, assign, window, groups)
         if reason is None:
-            return candidate
-        reasons[candidate.name] = reason
-    raise RuntimeError(f"engine={engine!r} cannot run this call: {reasons}")
+            break
+        reasons.append(f"not {candidate.name}: {reason}")
+    _log(candidate.name, tuple(x.shape), tuple(weight.shape), x.dtype, window, groups, "; ".join(reasons))
+    return candidate
+
+
+@functools.lru_cache(maxsize=1024)
+def _log(
+    chosen: str,
+    x: tuple[int, ...],
+    weight: tuple[int, ...],
+    dtype: torch.dtype,
+    window: Window,
+    groups: int,
+    reasons: str,
+) -> None:
+    """Cached, so that each shape is logged once."""
+    why = reasons or "the first choice"
+    logger.debug("engine %s for x %s, weight %s, %s, %s, groups %d (%s)", chosen, x, weight, dtype, window, groups, why)

@@ -1,0 +1,71 @@
+"""The package's C++ source as a shared library: built on first use with the machine's compiler, then kept."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+logger = logging.getLogger("malleable")
+
+SOURCES = Path(__file__).parent / "csrc"
+FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared"]
+
+
+def cache_folder() -> Path:
+    """Where built libraries are kept: $MALLEABLE_CACHE, else malleable/ in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("MALLEABLE_CACHE") or Path(base) / "malleable")
+
+
+@functools.lru_cache(maxsize=1)
+def library() -> ctypes.CDLL | str:
+    """The library, built if need be, or a sentence that says why there is none."""
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
+    if compiler is None or shutil.which(compiler) is None:
+        return f"no C++ compiler ({compiler or 'g++, clang++ or c++'}) was found"
+    try:
+        path = cache_folder() / f"cpu-{_fingerprint(compiler)}.so"
+        if not path.exists():
+            logger.info("building the CPU engine with %s into %s: some seconds, once", compiler, path)
+            _build(compiler, path)
+        return ctypes.CDLL(str(path))
+    except subprocess.CalledProcessError as error:
+        return f"{compiler} could not build the CPU engine: {error.stderr.strip()[:500]}"
+    except OSError as error:
+        return f"the CPU engine could not be built or loaded: {error}"
+
+
+def _build(compiler: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Built beside its final place and moved there whole: processes that start together never see half a file.
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        fresh = Path(folder) / path.name
+        command = [compiler, *FLAGS, *map(str, sorted(SOURCES.glob("*.cpp"))), "-o", str(fresh)]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        fresh.replace(path)
+
+
+def _fingerprint(compiler: str) -> str:
+    """Changes with the source, the flags, the compiler and the processor it builds for."""
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    digest.update(subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout)
+    digest.update(_processor().encode())
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine() + platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
