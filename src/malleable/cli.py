@@ -8,7 +8,9 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "bench": ("malleable.bench:bench", "measure what the layers cost on this machine"),
+}
 """Verb → ("module:function", what it does in one line). The function returns nothing, or an exit code."""
 
 

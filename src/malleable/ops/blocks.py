@@ -19,6 +19,8 @@ _PATCH_BYTES = 16 * 2**20
 
 
 def can_run(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> str | None:
+    if x.device.type != "cpu":
+        return f"it runs on the CPU, x is on {x.device}"
     if groups != 1:
         return f"it takes groups=1, not {groups}"
     if x.dtype not in (torch.float32, torch.float64):

@@ -27,7 +27,14 @@ def cache_folder() -> Path:
 
 @functools.lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | str:
-    """The library, built if need be, or a sentence that says why there is none."""
+    """The library, built if need be, or a sentence that says why there is none. Logged once."""
+    found = _find()
+    if isinstance(found, str):
+        logger.warning("%s; convolutions on the CPU will be slower", found)
+    return found
+
+
+def _find() -> ctypes.CDLL | str:
     compiler = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
     if compiler is None or shutil.which(compiler) is None:
         return f"no C++ compiler ({compiler or 'g++, clang++ or c++'}) was found"

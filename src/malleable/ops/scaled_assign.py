@@ -79,8 +79,8 @@ def _backward(
         *_sizes(d, scale), _pointer(grad), _pointer(d), _pointer(centers), ctypes.c_float(temperature.item()),
         _pointer(scale), _pointer(grad_d), _pointer(sums), torch.get_num_threads(),
     )  # fmt: skip
-    grad_centers, grad_temperature, grad_scale = sums.to(d.dtype).split([kernels + 2, 1, kernels])
-    return grad_d, grad_centers.clone(), grad_temperature[0].clone(), grad_scale.clone()
+    sums = sums.to(d.dtype)
+    return grad_d, sums[: kernels + 2].clone(), sums[kernels + 2].clone(), sums[kernels + 3 :].clone()
 
 
 @_backward.register_fake

@@ -21,8 +21,6 @@ constexpr int kLanes = 8, kVectors = 2, kRows = 6;
 constexpr int kLanes = 4, kVectors = 4, kRows = 6;
 #endif
 constexpr int kPanel = kLanes * kVectors;  // channels of one register tile
-constexpr int kDepth = 256;                // channels summed before a tile is scaled and put away
-constexpr int kBlock = 384;                // pixels of one block, about
 
 typedef float Vec __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
 
@@ -30,14 +28,16 @@ inline Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
 inline void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
 inline Vec broadcast(float s) { return s - Vec{}; }
 
-template <int Half>
-inline float fold(const float* v) {
-  float s[Half];
-  for (int i = 0; i < Half; ++i) s[i] = v[i] + v[i + Half];
-  if constexpr (Half == 1) return s[0];
-  else return fold<Half / 2>(s);
+inline float sum(Vec v) {
+  typedef int32_t Mask __attribute__((vector_size(kLanes * sizeof(int32_t))));
+#pragma GCC unroll 4
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    Mask other;
+    for (int i = 0; i < kLanes; ++i) other[i] = i ^ half;
+    v += __builtin_shuffle(v, other);
+  }
+  return v[0];
 }
-inline float sum(Vec v) { return fold<kLanes / 2>(reinterpret_cast<const float*>(&v)); }
 
 struct BFloat16 {
   uint16_t bits;
@@ -76,7 +76,7 @@ struct Buffer {
   float* get() { return data.get(); }
 };
 
-int round_up(int n, int to) { return (n + to - 1) / to * to; }
+inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 }  // namespace
 
@@ -102,66 +102,104 @@ struct Region {  // of a map, rows and columns from first to last, possibly beyo
   int pixels() const { return rows * columns; }
 };
 
-// Copies a region of one group's channels to channels-last float, zeros outside of the map.
+inline Vec load_lanes(const float* p) { return load(p); }
+template <typename T>
+inline Vec load_lanes(const T* p) {
+  float lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = p[i];
+  return load(lanes);
+}
+inline void store_lanes(float* p, Vec v) { store(p, v); }
+template <typename T>
+inline void store_lanes(T* p, Vec v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int i = 0; i < kLanes; ++i) p[i] = lanes[i];
+}
+
+// Swaps, in every pair of rows S apart, the blocks of S lanes off the diagonal; all S together transpose.
+template <int S>
+inline void transpose_step(Vec* rows) {
+  typedef int32_t Mask __attribute__((vector_size(kLanes * sizeof(int32_t))));
+  Mask low, high;
+  for (int i = 0; i < kLanes; ++i) {
+    low[i] = i & S ? i - S + kLanes : i;
+    high[i] = i & S ? i + kLanes : i + S;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i)
+    if (!(i & S)) {
+      const Vec a = rows[i], b = rows[i + S];
+      rows[i] = __builtin_shuffle(a, b, low);
+      rows[i + S] = __builtin_shuffle(a, b, high);
+    }
+  if constexpr (S > 1) transpose_step<S / 2>(rows);
+}
+
+// out[j][i] = in[i][j], rows in_pitch and out_pitch apart.
+template <typename From, typename To>
+void transpose(const From* in, int64_t in_pitch, int rows, int columns, To* out, int64_t out_pitch) {
+  int i = 0;
+  for (; i + kLanes <= rows; i += kLanes) {
+    int j = 0;
+    for (; j + kLanes <= columns; j += kLanes) {
+      Vec tile[kLanes];
+#pragma GCC unroll 16
+      for (int l = 0; l < kLanes; ++l) tile[l] = load_lanes(in + (i + l) * in_pitch + j);
+      transpose_step<kLanes / 2>(tile);
+#pragma GCC unroll 16
+      for (int l = 0; l < kLanes; ++l) store_lanes(out + (j + l) * out_pitch + i, tile[l]);
+    }
+    for (; j < columns; ++j)
+      for (int l = 0; l < kLanes; ++l) out[j * out_pitch + i + l] = float(in[(i + l) * in_pitch + j]);
+  }
+  for (; i < rows; ++i)
+    for (int j = 0; j < columns; ++j) out[j * out_pitch + i] = float(in[i * in_pitch + j]);
+}
+
+// Copies a region of some channels to channels-last float, zeros outside of the map and beyond the channels.
 template <typename T>
 void gather(const T* map, const int64_t* stride, int height, int width, int channels, Region r, float* out, int pitch) {
   for (int i = 0; i < r.rows; ++i) {
     float* line = out + int64_t(i) * r.columns * pitch;
     const int row = r.row + i;
-    if (row < 0 || row >= height) {
-      std::memset(line, 0, sizeof(float) * r.columns * pitch);
-      continue;
-    }
     const int first = std::max(0, -r.column), last = std::min(r.columns, width - r.column);
-    if (first > 0) std::memset(line, 0, sizeof(float) * std::min(first, r.columns) * pitch);
-    if (last < r.columns) {
-      const int from = std::max(last, 0);
-      std::memset(line + int64_t(from) * pitch, 0, sizeof(float) * (r.columns - from) * pitch);
-    }
-    if (first >= last) continue;
-    const T* source = map + row * stride[2] + int64_t(r.column + first) * stride[3];
-    if (stride[1] == 1) {
-      for (int j = first; j < last; ++j, source += stride[3]) {
-        float* to = line + int64_t(j) * pitch;
-        for (int c = 0; c < channels; ++c) to[c] = source[c];
-        for (int c = channels; c < pitch; ++c) to[c] = 0;
-      }
-      continue;
-    }
-    for (int c0 = 0; c0 < pitch; c0 += 16) {  // sixteen channels make one cache line of the destination
-      const int c1 = std::min(c0 + 16, pitch);
-      for (int j = first; j < last; ++j) {
-        float* to = line + int64_t(j) * pitch;
-        const T* from = source + (j - first) * stride[3];
-        for (int c = c0; c < c1; ++c) to[c] = c < channels ? float(from[c * stride[1]]) : 0.0f;
-      }
+    const bool outside = row < 0 || row >= height || first >= last;
+    if (outside || first > 0 || last < r.columns || channels < pitch)
+      std::memset(line, 0, sizeof(float) * r.columns * pitch);
+    if (outside) continue;
+    const T* from = map + row * stride[2] + int64_t(r.column + first) * stride[3];
+    float* to = line + int64_t(first) * pitch;
+    if (stride[3] == 1) {
+      transpose(from, stride[1], channels, last - first, to, pitch);
+    } else {
+      for (int j = first; j < last; ++j, from += stride[3], to += pitch)
+        for (int c = 0; c < channels; ++c) to[c] = from[c * stride[1]];
     }
   }
 }
 
+// Copies channels-last floats to a region that lies within the map.
 template <typename T>
 void scatter(const float* in, int pitch, T* map, const int64_t* stride, int channels, Region r) {
   for (int i = 0; i < r.rows; ++i) {
-    const float* line = in + int64_t(i) * r.columns * pitch;
+    const float* from = in + int64_t(i) * r.columns * pitch;
     T* to = map + (r.row + i) * stride[2] + r.column * stride[3];
-    if (stride[1] == 1) {
-      for (int j = 0; j < r.columns; ++j)
-        for (int c = 0; c < channels; ++c) to[j * stride[3] + c] = line[int64_t(j) * pitch + c];
-      continue;
+    if (stride[3] == 1) {
+      transpose(from, pitch, r.columns, channels, to, stride[1]);
+    } else {
+      for (int j = 0; j < r.columns; ++j, to += stride[3], from += pitch)
+        for (int c = 0; c < channels; ++c) to[c * stride[1]] = from[c];
     }
-    for (int c0 = 0; c0 < channels; c0 += 16)
-      for (int j = 0; j < r.columns; ++j)
-        for (int c = c0; c < std::min(c0 + 16, channels); ++c)
-          to[c * stride[1] + j * stride[3]] = line[int64_t(j) * pitch + c];
   }
 }
 
-struct Blocks {  // a map cut into regions of about kBlock pixels
+struct Blocks {  // a map cut into regions of about so many pixels
   int height, width, rows, columns;
-  Blocks(int height, int width) : height(height), width(width) {
+  Blocks(int height, int width, int pixels) : height(height), width(width) {
     const int across = (width + 63) / 64;
     columns = (width + across - 1) / across;
-    rows = std::max(1, std::min(height, kBlock / columns));
+    rows = std::max(1, std::min(height, pixels / columns));
     rows = (height + (height + rows - 1) / rows - 1) / ((height + rows - 1) / rows);
   }
   int down() const { return (height + rows - 1) / rows; }
@@ -174,15 +212,15 @@ struct Blocks {  // a map cut into regions of about kBlock pixels
 };
 
 // What a convolution reads for a region of its output.
-Region input_of(const Problem& p, Region out) {
+inline Region input_of(const Problem& p, Region out) {
   return {out.row * p.sh - p.top, out.column * p.sw - p.left, (out.rows - 1) * p.sh + (p.kh - 1) * p.dh + 1,
           (out.columns - 1) * p.sw + (p.kw - 1) * p.dw + 1};
 }
 
-int floor_div(int a, int b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
+inline int floor_div(int a, int b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 
 // The region of the output that reads a region of the input.
-Region output_of(const Problem& p, Region in) {
+inline Region output_of(const Problem& p, Region in) {
   const int row = -floor_div(-(in.row + p.top - (p.kh - 1) * p.dh), p.sh);
   const int column = -floor_div(-(in.column + p.left - (p.kw - 1) * p.dw), p.sw);
   const int last_row = floor_div(in.row + in.rows - 1 + p.top, p.sh);

@@ -12,6 +12,9 @@
 
 namespace {
 
+constexpr int kDepth = 256;  // channels summed before a tile is scaled and put away
+constexpr int kBlock = 384;  // pixels of one block, about
+
 // One register tile: R pixels times V vectors, summed over `depth` channels.
 template <int R, int V>
 struct Tile {
@@ -172,7 +175,7 @@ void forward(const Problem& p, const T* x, const T* weight, const T* assign, T* 
   const int centre = p.kh / 2 * p.kw + p.kw / 2;
   const int y_pitch = round_up(o, kLanes);
   const int64_t slab = int64_t((o + kPanel - 1) / kPanel) * c * kPanel, pixels = int64_t(p.out_height) * p.out_width;
-  const Blocks blocks(p.out_height, p.out_width);
+  const Blocks blocks(p.out_height, p.out_width, kBlock);
   const Region largest{0, 0, blocks.rows, blocks.columns};
   std::vector<float> middle;
   const bool collapse = constant_centre(p, assign, middle);
@@ -220,7 +223,7 @@ void backward_data(const Problem& p, const T* grad, const T* x, const T* weight,
   const int c = p.channels / p.groups, o = p.out_channels / p.groups, taps = p.kh * p.kw;
   const int centre = p.kh / 2 * p.kw + p.kw / 2, pitch = round_up(c, kLanes);
   const int64_t slab = int64_t((c + kPanel - 1) / kPanel) * o * kPanel, pixels = int64_t(p.out_height) * p.out_width;
-  const Blocks blocks(p.height, p.width);
+  const Blocks blocks(p.height, p.width, kBlock);
   const Region largest{0, 0, blocks.rows, blocks.columns};
   const int reach = ((blocks.rows + (p.kh - 1) * p.dh) / p.sh + 2) * ((blocks.columns + (p.kw - 1) * p.dw) / p.sw + 2);
   std::vector<float> middle;
@@ -317,7 +320,7 @@ void backward_weight(const Problem& p, const T* grad, const T* x, const T* assig
   const int c = p.channels / p.groups, o = p.out_channels / p.groups, taps = p.kh * p.kw;
   const int centre = p.kh / 2 * p.kw + p.kw / 2, pitch = round_up(o, kLanes);
   const int64_t pixels = int64_t(p.out_height) * p.out_width, part = int64_t(p.kernels) * taps * c * pitch;
-  const Blocks blocks(p.out_height, p.out_width);
+  const Blocks blocks(p.out_height, p.out_width, kBlock);
   const Region largest{0, 0, blocks.rows, blocks.columns};
   std::vector<float> middle;
   const bool collapse = constant_centre(p, assign, middle);

@@ -1,0 +1,238 @@
+"""``malleable bench``: what the layers cost, as ratios to the plain convolution that does the same multiply-adds.
+
+Times on a shared machine wander. Every ratio therefore comes from one process that takes turns between the two sides,
+and from the fastest of several rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import platform
+import time
+from collections.abc import Callable, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from malleable.geometry import Geometry
+from malleable.layers import Conv25d, DepthConv2d, MalleableConv2d
+
+Row = dict[str, Any]
+
+KERNELS = 3
+FOCAL = 500.0
+
+
+class Shape(NamedTuple):
+    """A layer of the paper's network at a 768×768 image."""
+
+    name: str
+    channels: int
+    size: int
+    stride: int
+    dilation: int
+    rate: int
+
+
+LAYERS = [
+    Shape("res2", 64, 192, 1, 1, 4),
+    Shape("res3", 128, 192, 2, 1, 4),
+    Shape("res4", 256, 96, 2, 1, 8),
+    Shape("res5", 512, 48, 1, 2, 16),
+]
+
+
+def bench(out: Path | None = None, rounds: int = 7, only: Sequence[str] | None = None) -> None:
+    """Measure the layers and print one table per question.
+
+    Args:
+        out: a JSON file for the numbers.
+        rounds: how many turns each side gets; the fastest counts.
+        only: some of "layers", "bfloat16", "hard", "depthwise", "memory"; all by default.
+    """
+    unknown = sorted(set(only or []) - set(QUESTIONS))
+    if unknown:
+        raise ValueError(f"only must be some of {', '.join(QUESTIONS)}, got {unknown}")
+    console = Console()
+    results: dict[str, Any] = {"environment": environment()}
+    console.print(" · ".join(f"{key} {value}" for key, value in results["environment"].items()))
+    for name, (title, measure) in QUESTIONS.items():
+        if only is None or name in only:
+            results[name] = measure(rounds)
+            console.print(_table(title, results[name]))
+    if out is not None:
+        out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def environment() -> dict[str, str]:
+    """What a reader must know to place the numbers."""
+    return {
+        "date": date.today().isoformat(),
+        "processor": _processor(),
+        "threads": str(torch.get_num_threads()),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def layers(rounds: int) -> list[Row]:
+    """Malleable K = 3 against nn.Conv2d(K·C, C), float32."""
+    return [
+        {"layer": shape.name, "batch": batch, **compare(shape, batch, MalleableConv2d, rounds)}
+        for shape in LAYERS
+        for batch in (1, 4)
+    ]
+
+
+def bfloat16(rounds: int) -> list[Row]:
+    """The same under autocast, both sides in bfloat16."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return [{"layer": s.name, "batch": 1, **compare(s, 1, MalleableConv2d, rounds)} for s in LAYERS]
+
+
+def hard(rounds: int) -> list[Row]:
+    """2.5D, every pixel in exactly one kernel, against the same K-kernel limit."""
+    return [{"layer": s.name, "batch": 1, **compare(s, 1, Conv25d, rounds)} for s in LAYERS if s.channels >= 128]
+
+
+def depthwise(rounds: int) -> list[Row]:
+    """ConvNeXt's 7×7 depthwise convolution against nn.Conv2d of the same groups, one kernel."""
+    rows = []
+    for channels, size in ((96, 56), (192, 28), (384, 14)):
+        layer = MalleableConv2d(channels, channels, 7, padding=3, groups=channels, kernels=KERNELS)
+        conv = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
+        x = torch.randn(4, channels, size, size, requires_grad=True)
+        depth = one_cell_depth(4, 4 * size, reach=6)
+        rows.append({"channels": channels, "size": size, **race(layer, x, depth, conv, x, rounds)})
+    return rows
+
+
+def memory(rounds: int) -> list[Row]:
+    """Peak memory of one training step on res2, batch 16, 120×120, beyond what is there before it."""
+    if not Path("/proc/self/clear_refs").exists():
+        raise OSError("memory is measured through /proc, which this system does not have; leave it out with --only")
+    context = multiprocessing.get_context("spawn")  # a fresh process each: peaks never fall
+    rows = []
+    for name in ("nn.Conv2d(64, 64)", "malleable, K = 3", "unfold, K = 3"):
+        with context.Pool(1) as pool:
+            rows.append({"step": name, "MiB": round(pool.apply(_peak_of_a_step, (name,)) / 2**20, 1)})
+    return rows
+
+
+QUESTIONS: dict[str, tuple[str, Callable[[int], list[Row]]]] = {
+    "layers": ("Malleable, K = 3, float32: time over nn.Conv2d(3·C, C)", layers),
+    "bfloat16": ("The same under bfloat16 autocast: time over nn.Conv2d(3·C, C) in bfloat16", bfloat16),
+    "hard": ("2.5D, K = 3, every pixel in one kernel: time over nn.Conv2d(3·C, C)", hard),
+    "depthwise": ("Malleable depthwise, K = 3: time over nn.Conv2d depthwise (one kernel)", depthwise),
+    "memory": ("Training step on res2, batch 16, 120×120: peak memory beyond inputs and weights", memory),
+}
+
+
+def compare(shape: Shape, batch: int, kind: type[DepthConv2d], rounds: int) -> Row:
+    """A layer, its geometry and assignment included, against the limit: the same multiply-adds, nothing else."""
+    _, channels, size, stride, dilation, rate = shape
+    layer = kind(channels, channels, 3, stride, dilation, dilation, bias=False, kernels=KERNELS)
+    limit = nn.Conv2d(KERNELS * channels, channels, 3, stride, dilation, dilation, bias=False)
+    x = torch.randn(batch, channels, size, size, requires_grad=True)
+    wide = torch.randn(batch, KERNELS * channels, size, size, requires_grad=True)
+    depth = one_cell_depth(batch, rate * size, reach=1.5 * rate * dilation)
+    return race(layer, x, depth, limit, wide, rounds)
+
+
+def race(layer: DepthConv2d, x: Tensor, depth: Tensor, limit: nn.Conv2d, limit_x: Tensor, rounds: int) -> Row:
+    """Forward and training step of both sides by turns; milliseconds and ratios of the fastest rounds."""
+
+    def ours() -> Tensor:
+        return cast(Tensor, layer(x, Geometry(depth, FOCAL)))
+
+    def theirs() -> Tensor:
+        return cast(Tensor, limit(limit_x))
+
+    times: dict[str, list[float]] = {"forward": [], "limit forward": [], "step": [], "limit step": []}
+    for turn in range(rounds + 1):
+        for prefix, run in (("", ours), ("limit ", theirs)):
+            with torch.no_grad():
+                started = time.perf_counter()
+                run()
+                forward = time.perf_counter() - started
+            started = time.perf_counter()
+            torch.autograd.backward(run().sum())
+            step = time.perf_counter() - started
+            if turn:  # the first turn warms up
+                times[f"{prefix}forward"].append(forward)
+                times[f"{prefix}step"].append(step)
+    best = {name: 1e3 * min(values) for name, values in times.items()}
+    row: Row = {f"{name} ms": round(value, 2) for name, value in best.items()}
+    row["forward ratio"] = round(best["forward"] / best["limit forward"], 3)
+    row["step ratio"] = round(best["step"] / best["limit step"], 3)
+    return row
+
+
+def one_cell_depth(batch: int, size: int, reach: float) -> Tensor:
+    """Depth around 2 m whose relative differences spread evenly within 1.5 grid cells at a unit of ``reach`` / 1.5."""
+    amplitude = reach * 2 / FOCAL
+    return 2 + amplitude * (torch.rand(batch, 1, size, size) - 0.5)
+
+
+def unfold_form(x: Tensor, weight: Tensor, assign: Tensor) -> Tensor:
+    """The usual way: unfold, K weighted copies of all patches, K matrix products. 3×3, padding 1."""
+    batch, channels, height, width = x.shape
+    kernels = assign.shape[1]
+    patches = F.unfold(x, 3, padding=1).view(batch, channels, 9, -1)
+    y = 0
+    for k, w in enumerate(weight.view(kernels, -1, channels * 9)):
+        y = y + w @ (patches * assign[:, k].flatten(2)[:, None]).flatten(1, 2)
+    return torch.as_tensor(y).view(batch, -1, height, width)
+
+
+def _peak_of_a_step(name: str) -> float:
+    """Bytes by which a training step raises the peak resident memory. Runs in a process of its own."""
+    x = torch.randn(16, 64, 120, 120, requires_grad=True)
+    layer = MalleableConv2d(64, 64, 3, padding=1, bias=False, kernels=KERNELS)
+    conv = nn.Conv2d(64, 64, 3, padding=1, bias=False)
+    depth = one_cell_depth(16, 480, reach=6)
+
+    def step(x: Tensor, depth: Tensor) -> None:
+        if name.startswith("nn.Conv2d"):
+            y = conv(x)
+        elif name.startswith("malleable"):
+            y = layer(x, Geometry(depth, FOCAL))
+        else:
+            y = unfold_form(x, layer.weight, layer.assign(Geometry(depth, FOCAL), x.shape[-2:]))
+        torch.autograd.backward(y.sum())
+
+    step(x[:1, :, :8, :8].detach(), depth[:1, :, :32, :32])  # loads libraries and makes threads
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
+    before = _resident("VmRSS")
+    step(x, depth)
+    return _resident("VmHWM") - before
+
+
+def _resident(field: str) -> float:
+    """Bytes, as Linux accounts for this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def _table(title: str, rows: list[Row]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in rows[0]:
+        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    return table
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
