@@ -2,11 +2,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup test lint demo
+.PHONY: help setup test lint demo bench
 help:
 	@echo "make demo   train one malleable layer on a toy geometry problem and watch the loss fall"
 	@echo "make test   set up .venv if needed and run the tests"
 	@echo "make lint   ruff and mypy"
+	@echo "make bench  what the layers cost on this machine, as a table and bench.json"
 
 setup: $(VENV)/.ready
 
@@ -26,3 +27,6 @@ lint: setup
 
 demo: setup
 	$(BIN)/python examples/one_layer.py
+
+bench: setup
+	$(BIN)/malleable bench --out bench.json

@@ -1,4 +1,4 @@
-"""One malleable layer learns how far a hidden one sees: the loss falls, and the reach of its kernels is found again.
+"""One malleable layer learns how far a hidden one sees: its loss falls while its kernels move to where they are needed.
 
 Run it with ``make demo`` or ``python examples/one_layer.py``. It takes some seconds on a laptop.
 """
@@ -19,10 +19,10 @@ def scene(batch: int = 8, size: int = 24) -> tuple[torch.Tensor, mb.Geometry]:
 def main(steps: int = 400) -> tuple[float, float]:
     """Train the layer and, for comparison, a plain convolution. Returns their final losses."""
     torch.manual_seed(0)
-    teacher = mb.MalleableConv2d(4, 4, 3, padding=1, centers=[-3.5, -2.0, 0.3, 1.5, 3.5], temperature=0.6)
+    teacher = mb.MalleableConv2d(4, 4, 3, padding=1, centers=[-4.0, -2.0, 0.0, 2.0, 4.0])
     student = mb.MalleableConv2d(4, 4, 3, padding=1)
     plain = nn.Conv2d(4, 4, 3, padding=1)
-    optimizer = torch.optim.Adam([*student.parameters(), *plain.parameters()], lr=0.02)
+    optimizer = torch.optim.Adam([*student.parameters(), *plain.parameters()], lr=0.03)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     print("step   malleable   plain Conv2d   (squared error, 1 = nothing learned)")
     for step in range(steps + 1):
@@ -37,10 +37,10 @@ def main(steps: int = 400) -> tuple[float, float]:
         sum(losses).backward()
         optimizer.step()
         schedule.step()
-    print("\ncentres of the kernels, in grid cells along the depth axis (positive: in front)")
+    print("\nwhere the three kernels look, in grid cells along the depth axis (behind, same depth, in front)")
     for name, layer in (("start", mb.MalleableConv2d(1, 1, 1)), ("learned", student), ("hidden", teacher)):
-        centers = "  ".join(f"{value:5.2f}" for value in layer.centers.tolist())
-        print(f"  {name:8} {centers}   temperature {layer.temperature.item():.2f}")
+        centers = "  ".join(f"{value:5.2f}" for value in layer.centers[1:-1].tolist())
+        print(f"  {name:8} {centers}")
     return losses[0].item(), losses[1].item()
 
 

@@ -1,3 +1,8 @@
+import os
+
+# Some virtual machines announce AMX and then trap on it. Set before torch loads oneDNN.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
 import pytest
 import torch
 

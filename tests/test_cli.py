@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from malleable import cli
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"  {verb}" in printed for verb in cli.COMMANDS)
+
+
+def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "usage: malleable COMMAND" in capsys.readouterr().out
+
+
+def test_a_misspelt_command_gets_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bensh"]) == 2
+    assert "unknown command 'bensh', did you mean 'bench'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", cli.COMMANDS)
+def test_every_command_exists(verb: str) -> None:
+    module, function = cli.COMMANDS[verb][0].split(":")
+    assert callable(getattr(import_module(module), function))
+
+
+def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--only", "[layers, weather]"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("malleable bench: only must be some of")
+    assert error.count("\n") == 1
+
+
+def test_as_a_module() -> None:
+    finished = subprocess.run([sys.executable, "-m", "malleable", "--help"], capture_output=True, text=True, check=True)
+    assert "usage: malleable COMMAND" in finished.stdout
