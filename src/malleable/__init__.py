@@ -2,6 +2,7 @@
 
 from malleable import functional
 from malleable.camera import Camera, to_metres
+from malleable.convert import convert
 from malleable.geometry import Geometry
 from malleable.layers import Conv25d, DepthAwareAvgPool2d, DepthAwareConv2d, MalleableConv2d
 
@@ -12,6 +13,7 @@ __all__ = [
     "DepthAwareConv2d",
     "Geometry",
     "MalleableConv2d",
+    "convert",
     "functional",
     "to_metres",
 ]
