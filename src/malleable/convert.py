@@ -3,14 +3,14 @@
 How depth reaches a layer deep inside foreign code. The layer is called as ``conv(x)``, so the geometry must come from
 beside the arguments. Rewriting the graph (FX) fails on code it cannot trace; tagging tensors fails at the first
 operator, which drops the tag; a global or context variable is shared by networks that have nothing to do with each
-other. So every converted network owns one slot. The wrapper's forward puts the pass's :class:`Geometry` there and takes
-it out again in a ``finally``; each placed layer has a forward pre-hook that hands it on. Only Python sees the slot:
-``torch.compile`` and ``torch.export`` trace through it and keep the plain data flow, autocast and DDP never meet it. The
-slot holds one value per thread, so replicas and servers that run one network from several threads do not mix; it copies
-and pickles as an empty slot of its own, shared by the layers of the copy. Activation checkpointing runs layers again
-during backward, after the forward pass has ended: gradient hooks on the outputs name, when the backward of one pass
-begins, the geometry of that very pass. The engine runs the nodes of a later pass before those of an earlier one, so even
-one backward over two passes finds the right geometry for each. A layer that finds none says so; it never uses another
+other. So every converted network owns one slot. The wrapper's forward puts the pass's geometry there and takes it out
+again in a ``finally``; each placed layer has a forward pre-hook that hands it on. Only Python sees the slot:
+``torch.compile`` and ``torch.export`` trace through it and keep the plain data flow, autocast and DDP never meet it. It
+holds one value per thread, so replicas and servers that run one network from several threads do not mix; it copies and
+pickles as an empty slot of its own, shared by the layers of the copy. Activation checkpointing runs layers again during
+backward, after the forward pass has ended: gradient hooks on the outputs name, when the backward of a pass begins, the
+geometry of that very pass. The engine runs the nodes of a later pass before those of an earlier one, so even one
+backward over two passes finds the right geometry for each. A layer that finds none says so; it never takes another
 pass's.
 """
 
@@ -64,7 +64,7 @@ class Slot(threading.local):
 
         for output in tree_leaves(outputs):
             if isinstance(output, Tensor) and output.requires_grad:
-                output.register_hook(name_geometry)
+                output.register_hook(name_geometry)  # type: ignore[no-untyped-call]
 
     def _current(self) -> Geometry:
         geometry = self.geometry
@@ -127,18 +127,25 @@ class Converted(nn.Module):
             slot.replay(output, geometry)
         return output
 
-    def load_original(self, state: Mapping[str, Tensor]) -> None:
-        """Load a state dict of the network as it was before conversion; weights go into every kernel (paper, 3.3)."""
-        own = self.model.state_dict()
-        state = dict(state)
+    def original_state(self) -> dict[str, Tensor]:
+        """State dict as the network before conversion would have it, with the weights of each layer's first kernel."""
+        state = dict(self.model.state_dict())
         for name, layer in self.layers().items():
-            weight = state.get(f"{name}.weight")
-            if weight is not None:
-                state[f"{name}.weight"] = torch.cat([weight] * layer.kernels)
-            for added in ("centers", "raw_temperature", "rebalance", "gain"):
-                if f"{name}.{added}" in own:
-                    state[f"{name}.{added}"] = own[f"{name}.{added}"]
-        self.model.load_state_dict(state)
+            for key in layer.state_dict().keys() - {"weight", "bias"}:
+                del state[f"{name}.{key}"]
+            state[f"{name}.weight"] = layer.weight.detach()[: layer.out_channels]
+        return state
+
+    def load_original(self, state: Mapping[str, Tensor]) -> None:
+        """Load a state dict of the network before conversion: weights go into every kernel (paper, 3.3)."""
+        original = self.original_state().keys()
+        added = {key: value for key, value in self.model.state_dict().items() if key not in original}
+        repeated = {
+            f"{name}.weight": torch.cat([state[f"{name}.weight"]] * layer.kernels)
+            for name, layer in self.layers().items()
+            if f"{name}.weight" in state
+        }
+        self.model.load_state_dict({**added, **state, **repeated})
 
 
 def convert(

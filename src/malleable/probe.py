@@ -23,7 +23,7 @@ class Watched:
     """One pass through a network. Names are those of ``named_modules``; dicts are in the order of execution."""
 
     image: tuple[int, int]
-    convolutions: dict[str, tuple[int, int]] = field(default_factory=dict)  # k × k, k > 1 → (height, width) of its input
+    convolutions: dict[str, tuple[int, int]] = field(default_factory=dict)  # k × k, k > 1 → (height, width) of input
     outputs: dict[str, torch.Size] = field(default_factory=dict)  # modules that map one tensor to one → output shape
     adders: list[str] = field(default_factory=list)  # modules that add two equal maps themselves
 
@@ -74,9 +74,9 @@ def watch(model: nn.Module, example: Tensor | None = None) -> Watched:
     return watcher.seen
 
 
-class _Watcher(TorchDispatchMode):
+class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, seen: Watched) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen = seen
         self.running: list[str] = []
 
