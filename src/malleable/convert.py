@@ -21,7 +21,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,8 +46,9 @@ _DEFAULT_KERNELS = 3
 class Slot(threading.local):
     """Where the placed layers of one network find the geometry of the pass they run in."""
 
-    geometry: Geometry | None = None  # of the forward pass that is running
-    replayed: weakref.ref[Geometry] | None = None  # of the pass whose backward is running; its graph keeps it alive
+    def __init__(self) -> None:  # runs once in every thread that looks here
+        self.geometry: Geometry | None = None  # of the forward pass that is running
+        self.replayed: weakref.ref[Geometry] | None = None  # of the backward that is running; its graph owns it
 
     def __reduce__(self) -> tuple[type[Slot], tuple[()]]:
         return Slot, ()
@@ -98,8 +99,7 @@ class Converted(nn.Module):
 
     def layers(self) -> dict[str, DepthConv2d]:
         """The placed layers, named as in ``model``."""
-        modules = dict(self.model.named_modules())
-        return {name: layer for name in self.rates if isinstance(layer := modules[name], DepthConv2d)}
+        return {name: cast(DepthConv2d, self.model.get_submodule(name)) for name in self.rates}
 
     def forward(
         self, *args: Any, depth: Tensor | None = None, focal: float | Tensor | None = None, **kwargs: Any
@@ -181,9 +181,15 @@ def convert(
         raise ValueError("model already has depth-seeing convolutions; convert the original network instead")
     if conv is None:
         return Converted(copy.deepcopy(model), {})
-    layer_type, options = _layer(conv, kernels, options)
     seen, failure = _try_to_watch(model, example)
-    names = _select(model, where, seen, failure)
+    return place(model, _select(model, where, seen, failure), seen, conv, kernels, options)
+
+
+def place(
+    model: nn.Module, names: Sequence[str], seen: Watched | None, conv: str, kernels: int, options: dict[str, Any]
+) -> Converted:
+    """A copy of ``model`` with its convolutions ``names`` replaced; ``seen``, a pass through it, tells their rates."""
+    layer_type, options = _layer(conv, kernels, options)
     model = copy.deepcopy(model)
     for name in names:
         model = _replace(model, name, layer_type, options)
@@ -211,7 +217,7 @@ def _select(model: nn.Module, where: Where, seen: Watched | None, failure: Excep
     """Names of the convolutions to replace."""
     candidates = {
         name: module
-        for name, module in model.named_modules(remove_duplicate=False)
+        for name, module in model.named_modules()
         if isinstance(module, nn.Conv2d) and sees_neighbours(module)
     }
     if where == "first-of-stage":
@@ -240,11 +246,8 @@ def _select(model: nn.Module, where: Where, seen: Watched | None, failure: Excep
 
 
 def _replace(model: nn.Module, name: str, layer_type: type[DepthConv2d], options: dict[str, Any]) -> nn.Module:
-    """``model`` with a depth-seeing layer in place of convolution ``name``, wherever else it is used too."""
-    conv2d = model.get_submodule(name)
-    if isinstance(conv2d, DepthConv2d):  # under a second name, replaced with the first
-        return model
-    assert isinstance(conv2d, nn.Conv2d)
+    """``model`` with a depth-seeing layer in place of convolution ``name``, under every name it has."""
+    conv2d = cast(nn.Conv2d, model.get_submodule(name))
     try:
         layer = layer_type.from_conv2d(conv2d, **options)
     except (TypeError, ValueError) as error:

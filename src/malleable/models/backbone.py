@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from malleable.convert import Converted, convert
-from malleable.probe import watch
+from malleable.convert import Converted, convert, place
+from malleable.probe import Watched, watch
 
 STAGES = (2, 3, 4, 5)
 """The paper's res2 … res5; their features come at 1/4, 1/8, 1/16 and 1/32 of the image, dilated ones excepted."""
@@ -34,14 +34,15 @@ def build(
     channels: list[int] = features.feature_info.channels()[-4:]
     if conv is None or not stages:
         return convert(features, conv=None), channels
-    found = first_of_stages(features, name)
+    seen = watch(features)
+    found = first_of_stages(features, seen, name)
     missing = [f"res{stage}" for stage in stages if stage not in found]
     if missing:
         raise ValueError(
             f"stages={tuple(stages)}: {name} has no residual unit with a k × k, k > 1, convolution in "
             f"{', '.join(missing)}"
         )
-    return convert(features, conv, kernels, where=[found[stage] for stage in stages], **options), channels
+    return place(features, [found[stage] for stage in stages], seen, conv, kernels, options), channels
 
 
 def load(network: Converted, name: str, pretrained: bool | str | Path) -> None:
@@ -79,7 +80,7 @@ def _create(name: str, output_stride: int, **options: Any) -> Any:
     return network
 
 
-def first_of_stages(features: Any, name: str) -> dict[int, str]:
+def first_of_stages(features: Any, seen: Watched, name: str) -> dict[int, str]:
     """Stage (2 … 5) → the first k × k convolution of its first residual unit.
 
     A stage is what lies between two feature maps; blocks that timm counts apart but that share a rate are one stage.
@@ -94,7 +95,7 @@ def first_of_stages(features: Any, name: str) -> dict[int, str]:
             )
         ends.append(inside[-1])
     stages: dict[int, str] = {}
-    for convolution in watch(features).first_of_stages(features):
+    for convolution in seen.first_of_stages(features):
         level = bisect_left(ends, order.index(_plain(convolution)))
         stages.setdefault(level - len(ends) + STAGES[-1] + 1, convolution)
     return stages

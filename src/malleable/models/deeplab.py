@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
-from torchvision.models.segmentation.deeplabv3 import ASPP  # type: ignore[import-untyped]
 from typing_extensions import Self
 
 from malleable.models.backbone import STAGES, build, load
@@ -40,6 +39,9 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
         merge: bool = False,
         **options: Any,
     ) -> None:
+        # Importing torchvision takes longer than importing this whole package.
+        from torchvision.models.segmentation.deeplabv3 import ASPP  # type: ignore[import-untyped]
+
         super().__init__()
         if num_classes < 1:
             raise ValueError(f"num_classes must be at least 1, got {num_classes}")
