@@ -169,8 +169,8 @@ def convert(
         where: ``"first-of-stage"`` (the first k × k, k > 1, convolution of the first residual unit of every stage, as
             in the paper), ``"all"`` (every k × k, k > 1), names or globs of modules (``["layer4.*.conv2"]``), or
             ``f(name, conv2d) -> bool``.
-        example: image batch (N, C, H, W) to find stages and rates with, if 256 × 256 does not suit the network. Only
-            its shape, dtype and device matter.
+        example: image batch (N, C, H, W) to find stages and rates with, if a blank one of 128 × 128 does not suit the
+            network.
         options: for the layers, for example ``temperature=2.0`` or ``invalid="ignore"``.
 
     Example:
@@ -182,15 +182,15 @@ def convert(
     if conv is None:
         return Converted(copy.deepcopy(model), {})
     seen, failure = _try_to_watch(model, example)
-    return place(model, _select(model, where, seen, failure), seen, conv, kernels, options)
+    names = _select(model, where, seen, failure)
+    return place(copy.deepcopy(model), names, seen, conv, kernels, options)
 
 
 def place(
     model: nn.Module, names: Sequence[str], seen: Watched | None, conv: str, kernels: int, options: dict[str, Any]
 ) -> Converted:
-    """A copy of ``model`` with its convolutions ``names`` replaced; ``seen``, a pass through it, tells their rates."""
+    """Replace the convolutions ``names`` of ``model`` itself; ``seen``, a pass through it, tells their rates."""
     layer_type, options = _layer(conv, kernels, options)
-    model = copy.deepcopy(model)
     for name in names:
         model = _replace(model, name, layer_type, options)
     return Converted(model, {name: seen.rate(name) if seen else None for name in names})

@@ -1,5 +1,4 @@
-"""What a network does with an image, watched without computing anything: which convolution runs at which rate, and
-which modules are residual units."""
+"""What a network does with an image: which convolution runs at which rate, and which modules are residual units."""
 
 from __future__ import annotations
 
@@ -10,12 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from malleable.rate import integer_rate
 
-_SIZE = (256, 256)
+_SIZE = (128, 128)  # a map at rate 32 still has 4 × 4 pixels, and a pass takes a fraction of a second
 
 
 @dataclass
@@ -59,18 +57,17 @@ class Watched:
         return next((name for name in self.convolutions if name.startswith(f"{unit}.")), None)
 
 
+@torch.no_grad()
 def watch(model: nn.Module, example: Tensor | None = None) -> Watched:
-    """Run a twin of ``model``, in eval mode and on fake tensors, on ``example`` (a 256 × 256 image by default)."""
-    shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
-    twin = copy.deepcopy(model, shared).eval()  # weights are shared; whatever else the pass writes stays with the twin
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        if example is None:
-            example = _example(model)
-        watcher = _Watcher(Watched(image=(example.shape[-2], example.shape[-1])))
-        for name, module in twin.named_modules():
-            watcher.follow(name, module)
-        with watcher:
-            twin(example)
+    """Run a twin of ``model`` in eval mode on ``example``, by default a blank image of 128 × 128."""
+    example = _example(model) if example is None else example
+    weights = {id(parameter): parameter for parameter in model.parameters()}
+    twin = copy.deepcopy(model, weights).eval()  # weights are shared; whatever the pass writes stays with the twin
+    watcher = _Watcher(Watched(image=(example.shape[-2], example.shape[-1])))
+    for name, module in twin.named_modules():
+        watcher.follow(name, module)
+    with watcher:
+        twin(example)
     return watcher.seen
 
 
@@ -111,7 +108,7 @@ def sees_neighbours(module: nn.Module) -> bool:
 def _example(model: nn.Module) -> Tensor:
     channels = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
     like = next(model.parameters(), torch.empty(0))
-    return torch.empty(1, channels, *_SIZE, device=like.device, dtype=like.dtype)
+    return torch.zeros(1, channels, *_SIZE, device=like.device, dtype=like.dtype)
 
 
 def _place(name: str) -> str:

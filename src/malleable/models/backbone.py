@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from malleable.convert import Converted, convert, place
+from malleable.convert import Converted, place
 from malleable.probe import Watched, watch
 
 STAGES = (2, 3, 4, 5)
@@ -33,7 +33,7 @@ def build(
     features = _create(name, output_stride)
     channels: list[int] = features.feature_info.channels()[-4:]
     if conv is None or not stages:
-        return convert(features, conv=None), channels
+        return Converted(features, {}), channels
     seen = watch(features)
     found = first_of_stages(features, seen, name)
     missing = [f"res{stage}" for stage in stages if stage not in found]
@@ -138,7 +138,8 @@ def _pick(weights: dict[str, Tensor], wanted: dict[str, Tensor], source: str) ->
 
 def _download(name: str) -> dict[str, Tensor]:
     import timm
-    from huggingface_hub import constants, get_session, try_to_load_from_cache
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.utils import get_session
 
     advice = "pass pretrained=<a safetensors or torch file> or pretrained=False"
     source = timm.get_pretrained_cfg(name)
