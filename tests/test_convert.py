@@ -148,7 +148,7 @@ class TestSmpUnet(ConvertTester):
 
 
 class TestSmpLinknet(ConvertTester):
-    """Its decoder adds maps too, but two of its inputs, not its input to what it made of it."""
+    """Its decoder adds maps too, but in another place than the units of the encoder."""
 
     make = staticmethod(lambda: smp.Linknet("resnet18", encoder_weights=None, classes=5))
     expected: ClassVar = TestSmpUnet.expected
@@ -187,6 +187,27 @@ class TestWhere:
         with pytest.raises(ValueError, match="'all', names, globs or a function"):
             mb.convert(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)))
 
+    def test_a_sum_of_two_inputs_is_no_residual_unit(self) -> None:
+        class Fuse(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+            def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+                return self.conv(x) + skip
+
+        class Decoder(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.second, self.fuse = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, padding=1), Fuse()
+
+            def forward(self, x: Tensor) -> Tensor:
+                x = self.first(x)
+                return self.fuse(self.second(x), x)
+
+        with pytest.raises(ValueError, match="finds nothing to replace in Decoder, which has 3"):
+            mb.convert(Decoder())
+
     def test_a_network_that_the_example_does_not_suit(self) -> None:
         class Picky(Tiny):
             def forward(self, x: Tensor) -> Tensor:
@@ -213,6 +234,8 @@ class TestWhere:
         rgb, depth = scene()
         net = mb.convert(conv, where="all")
         assert relative_error(net(rgb, depth=torch.ones_like(depth), focal=60.0), conv(rgb)) < 1e-5
+        net.load_original(nn.Conv2d(3, 4, 3, padding=1).state_dict())
+        assert net.original_state().keys() == conv.state_dict().keys()
 
 
 class TestConv:

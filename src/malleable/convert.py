@@ -132,19 +132,16 @@ class Converted(nn.Module):
         state = dict(self.model.state_dict())
         for name, layer in self.layers().items():
             for key in layer.state_dict().keys() - {"weight", "bias"}:
-                del state[f"{name}.{key}"]
-            state[f"{name}.weight"] = layer.weight.detach()[: layer.out_channels]
+                del state[_key(name, key)]
+            state[_key(name, "weight")] = layer.weight.detach()[: layer.out_channels]
         return state
 
     def load_original(self, state: Mapping[str, Tensor]) -> None:
         """Load a state dict of the network before conversion: weights go into every kernel (paper, 3.3)."""
-        original = self.original_state().keys()
+        original = self.original_state()
         added = {key: value for key, value in self.model.state_dict().items() if key not in original}
-        repeated = {
-            f"{name}.weight": torch.cat([state[f"{name}.weight"]] * layer.kernels)
-            for name, layer in self.layers().items()
-            if f"{name}.weight" in state
-        }
+        weights = {_key(name, "weight"): layer.kernels for name, layer in self.layers().items()}
+        repeated = {key: torch.cat([state[key]] * kernels) for key, kernels in weights.items() if key in state}
         self.model.load_state_dict({**added, **state, **repeated})
 
 
@@ -270,6 +267,11 @@ def _check_image(inputs: tuple[Any, ...], depth: Tensor) -> None:
         raise ValueError(
             f"depth must have the resolution of the image, {tuple(image.shape[-2:])}, got {tuple(depth.shape[-2:])}"
         )
+
+
+def _key(module: str, name: str) -> str:
+    """State dict key of a module's tensor; the network itself has no name."""
+    return f"{module}.{name}" if module else name
 
 
 def _kind(model: nn.Module) -> str:

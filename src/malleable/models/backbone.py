@@ -138,16 +138,17 @@ def _pick(weights: dict[str, Tensor], wanted: dict[str, Tensor], source: str) ->
 
 def _download(name: str) -> dict[str, Tensor]:
     import timm
-    from huggingface_hub import constants, try_to_load_from_cache
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import constants, get_session, try_to_load_from_cache
 
     advice = "pass pretrained=<a safetensors or torch file> or pretrained=False"
     source = timm.get_pretrained_cfg(name)
     if source is None or not source.has_weights:
         raise RuntimeError(f"pretrained=True: timm has no weights for {name!r}; {advice}")
-    cached = source.hf_hub_id and try_to_load_from_cache(source.hf_hub_id, "model.safetensors")
+    files = ("model.safetensors", "pytorch_model.bin")
+    hub = source.hf_hub_id
+    cached = hub and any(isinstance(try_to_load_from_cache(hub, file), str) for file in files)
     try:
-        if source.hf_hub_id and not cached:
+        if hub and not cached:
             get_session().head(constants.ENDPOINT, timeout=10)  # the download itself would retry for a minute
         return cast(dict[str, Tensor], _create(name, 32, pretrained=True).state_dict())
     except Exception as error:  # each library on the way has its own
