@@ -307,6 +307,7 @@ class TestModelsThemselves:
         assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
         assert model.training
         assert net.training
+        assert not mb.convert(model.eval()).training
 
     def test_a_checkpoint_of_the_original_network_loads_into_every_kernel(self) -> None:
         source, net = Tiny(), mb.convert(Tiny())

@@ -92,6 +92,7 @@ class Converted(nn.Module):
     def __init__(self, model: nn.Module, rates: Mapping[str, float | None]) -> None:
         super().__init__()
         self.model = model
+        self.training = model.training
         self.rates = dict(rates)  # placed layer, named as in ``model`` → rate of its input, None if not known
         self._slot = Slot()
         for layer in self.layers().values():

@@ -182,8 +182,16 @@ class TestPretrained:
 
     def test_a_file_with_code_in_it_is_not_run(self, tmp_path: Path) -> None:
         torch.save({"layer": nn.Conv2d(1, 1, 1)}, tmp_path / "model.pth")
-        with pytest.raises(Exception, match=r"[Ww]eights.only"):
+        with pytest.raises(ValueError, match=r"model\.pth is broken, or holds more than tensors"):
             mb.deeplabv3plus("test_resnet", 5, pretrained=tmp_path / "model.pth")
+
+    def test_files_that_are_broken_or_hold_something_else(self, tmp_path: Path) -> None:
+        (tmp_path / "short.safetensors").write_bytes(b"123")
+        (tmp_path / "empty.pth").touch()
+        torch.save([torch.zeros(1)], tmp_path / "list.pth")
+        for name, message in (("short.safetensors", "broken"), ("empty.pth", "broken"), ("list.pth", "got a list")):
+            with pytest.raises(ValueError, match=message):
+                mb.deeplabv3plus("test_resnet", 5, pretrained=tmp_path / name)
 
     @pytest.mark.parametrize(
         ("backbone", "reason"), [("resnet18", "could not be downloaded"), ("test_convnext3", "could not be|has no")]

@@ -5,9 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from malleable.convert import Converted, place
@@ -106,16 +109,20 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"pretrained: there is no file {path}")
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return load_file(path)
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, UnpicklingError, EOFError) as error:
+        raise ValueError(
+            f"pretrained: {path} is broken, or holds more than tensors, which could run code; save a state_dict() alone"
+        ) from error
     for key in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
-    tensors = {key: value for key, value in content.items() if isinstance(value, Tensor)} if content else {}
-    return {key.removeprefix("module."): value for key, value in tensors.items()}
+    if not isinstance(content, dict):
+        raise ValueError(f"pretrained: {path} must hold a state dict, got a {type(content).__name__}")
+    return {key.removeprefix("module."): value for key, value in content.items() if isinstance(value, Tensor)}
 
 
 def _pick(weights: dict[str, Tensor], wanted: dict[str, Tensor], source: str) -> dict[str, Tensor]:
@@ -146,9 +153,8 @@ def _download(name: str) -> dict[str, Tensor]:
         raise RuntimeError(f"pretrained=True: timm has no weights for {name!r}; {advice}")
     files = ("model.safetensors", "pytorch_model.bin")
     hub = source.hf_hub_id
-    cached = hub and any(isinstance(try_to_load_from_cache(hub, file), str) for file in files)
     try:
-        if hub and not cached:
+        if hub and not any(isinstance(try_to_load_from_cache(hub, file), str) for file in files):
             get_session().head(constants.ENDPOINT, timeout=10)  # the download itself would retry for a minute
         return cast(dict[str, Tensor], _create(name, 32, pretrained=True).state_dict())
     except Exception as error:  # each library on the way has its own
