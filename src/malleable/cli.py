@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("malleable.bench:bench", "measure what the layers cost on this machine"),
+    "cost": ("malleable.cost:command", "parameters and multiply-adds, beside the paper's Table 1"),
 }
 """Verb → ("module:function", what it does in one line). The function returns nothing, or an exit code."""
 
@@ -44,5 +45,20 @@ def run(verb: str, arguments: Sequence[str]) -> int:
 
     module, function = COMMANDS[verb][0].split(":")
     command: Callable[..., Any] = getattr(import_module(module), function)
-    code = auto_cli(command, args=list(arguments), prog=f"malleable {verb}")
+    code = auto_cli(command, args=as_values(arguments, get_type_hints(command)), prog=f"malleable {verb}")
     return int(code or 0)
+
+
+def as_values(arguments: Sequence[str], types: Mapping[str, Any]) -> list[str]:
+    """Arguments as jsonargparse reads them: ``--json true`` for ``--json``, ``--size [9,9]`` for ``--size 9 9``."""
+    left, result = list(arguments), []
+    while left:
+        result.append(left.pop(0))
+        kind = types.get(result[-1].removeprefix("--").replace("-", "_")) if result[-1].startswith("--") else None
+        if kind is bool and (not left or left[0] not in ("true", "false")):
+            result.append("true")
+        length = len(get_args(kind)) if get_origin(kind) is tuple else 0
+        if length > 1 and len(left) >= length and not left[0].startswith("["):
+            result.append(f"[{','.join(left[:length])}]")
+            del left[:length]
+    return result

@@ -1,0 +1,167 @@
+"""Backbones from timm: features at four rates, their stages, their pretrained weights."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from malleable.convert import Converted, place
+from malleable.probe import Watched, watch
+
+STAGES = (2, 3, 4, 5)
+"""The paper's res2 … res5; their features come at 1/4, 1/8, 1/16 and 1/32 of the image, dilated ones excepted."""
+
+
+def build(
+    name: str, output_stride: int, conv: str | None, kernels: int, stages: Sequence[int], options: dict[str, Any]
+) -> tuple[Converted, list[int]]:
+    """A timm network with depth-seeing convolutions, and the channels of res2 … res5, the last four maps it returns.
+
+    Args:
+        name: of a timm model.
+        output_stride: 8, 16 or 32.
+        conv, kernels, options: as for :func:`malleable.convert`.
+        stages: in which of res2 … res5 the first k × k convolution of the first residual unit is replaced.
+    """
+    if not set(stages) <= set(STAGES):
+        raise ValueError(f"stages must be among {STAGES}, got {tuple(stages)}")
+    features = _create(name, output_stride)
+    channels: list[int] = features.feature_info.channels()[-4:]
+    if conv is None or not stages:
+        return Converted(features, {}), channels
+    seen = watch(features)
+    found = first_of_stages(features, seen, name)
+    missing = [f"res{stage}" for stage in stages if stage not in found]
+    if missing:
+        raise ValueError(
+            f"stages={tuple(stages)}: {name} has no residual unit with a k × k, k > 1, convolution in "
+            f"{', '.join(missing)}"
+        )
+    return place(features, [found[stage] for stage in stages], seen, conv, kernels, options), channels
+
+
+def load(network: Converted, name: str, pretrained: bool | str | Path) -> None:
+    """Load ImageNet weights into a network that :func:`build` made, see :func:`malleable.deeplabv3plus`."""
+    if pretrained is True:
+        network.load_original(_download(name))
+    elif pretrained is not False:
+        source = f"{pretrained} does not fit backbone {name!r}"
+        network.load_original(_pick(read_weights(pretrained), network.original_state(), source))
+
+
+def _create(name: str, output_stride: int, **options: Any) -> Any:
+    """timm's ``name`` as a list of feature maps, the last at ``output_stride``."""
+    import timm  # takes a second to import
+
+    if output_stride not in (8, 16, 32):
+        raise ValueError(f"output_stride must be 8, 16 or 32, got {output_stride}")
+    if not timm.is_model(name):
+        raise ValueError(f"backbone must be a timm model, see timm.list_models(), got {name!r}")
+    if output_stride != 32:
+        options["output_stride"] = output_stride
+    try:
+        network: Any = timm.create_model(name, features_only=True, **options)
+    except (TypeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(
+            f"backbone {name!r} does not take output_stride={output_stride}; "
+            f"use output_stride=32 or another backbone{f' ({error})' if str(error) else ''}"
+        ) from error
+    expected = [min(rate, output_stride) for rate in (4, 8, 16, 32)]
+    if network.feature_info.reduction()[-4:] != expected:
+        raise ValueError(
+            f"backbone {name!r} gives features at 1/{network.feature_info.reduction()}, not at 1/{expected} as "
+            f"output_stride={output_stride} needs; use another output_stride or backbone"
+        )
+    return network
+
+
+def first_of_stages(features: Any, seen: Watched, name: str) -> dict[int, str]:
+    """Stage (2 … 5) → the first k × k convolution of its first residual unit.
+
+    A stage is what lies between two feature maps; blocks that timm counts apart but that share a rate are one stage.
+    """
+    order = [_plain(module) for module, _ in features.named_modules()]
+    ends = []  # where in that order each feature map is complete
+    for module in map(_plain, features.feature_info.module_name()):
+        inside = [i for i, other in enumerate(order) if f"{other}.".startswith(f"{module}.")]
+        if not inside:
+            raise ValueError(
+                f"cannot tell the stages of backbone {name!r} apart; use malleable.convert and name layers"
+            )
+        ends.append(inside[-1])
+    stages: dict[int, str] = {}
+    for convolution in seen.first_of_stages(features):
+        level = bisect_left(ends, order.index(_plain(convolution)))
+        stages.setdefault(level - len(ends) + STAGES[-1] + 1, convolution)
+    return stages
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors or torch file. Nothing in the file is executed."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"pretrained: there is no file {path}")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, UnpicklingError, EOFError) as error:
+        raise ValueError(
+            f"pretrained: {path} is broken, or holds more than tensors, which could run code; save a state_dict() alone"
+        ) from error
+    for key in ("state_dict", "model"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    if not isinstance(content, dict):
+        raise ValueError(f"pretrained: {path} must hold a state dict, got a {type(content).__name__}")
+    return {key.removeprefix("module."): value for key, value in content.items() if isinstance(value, Tensor)}
+
+
+def _pick(weights: dict[str, Tensor], wanted: dict[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Those of a whole network's ``weights`` that are ``wanted``; timm may write an underscore for their dot."""
+    given = {_plain(key): value for key, value in weights.items()}
+    picked, wrong = {}, []
+    for key, own in wanted.items():
+        value = given.get(_plain(key), own if key.endswith("num_batches_tracked") else None)
+        if value is None:
+            wrong.append(f"{key} is missing")
+        elif value.shape != own.shape:
+            wrong.append(f"{key} has shape {tuple(value.shape)}, not {tuple(own.shape)}")
+        else:
+            picked[key] = value
+    if wrong:
+        more = f", and {len(wrong) - 1} more tensors differ" if len(wrong) > 1 else ""
+        raise ValueError(f"pretrained: {source}: {wrong[0]}{more}")
+    return picked
+
+
+def _download(name: str) -> dict[str, Tensor]:
+    import timm
+    from huggingface_hub import constants, get_session, try_to_load_from_cache
+
+    advice = "pass pretrained=<a safetensors or torch file> or pretrained=False"
+    source = timm.get_pretrained_cfg(name)
+    if source is None or not source.has_weights:
+        raise RuntimeError(f"pretrained=True: timm has no weights for {name!r}; {advice}")
+    files = ("model.safetensors", "pytorch_model.bin")
+    hub = source.hf_hub_id
+    try:
+        if hub and not any(isinstance(try_to_load_from_cache(hub, file), str) for file in files):
+            get_session().head(constants.ENDPOINT, timeout=10)  # the download itself would retry for a minute
+        return cast(dict[str, Tensor], _create(name, 32, pretrained=True).state_dict())
+    except Exception as error:  # each library on the way has its own
+        raise RuntimeError(
+            f"pretrained=True: the weights of {name!r} could not be downloaded ({type(error).__name__}); {advice}"
+        ) from error
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", ".")

@@ -1,0 +1,72 @@
+"""The parts of a segmentation head: convolution with normalisation, and the multi-stage merging block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class ConvNormAct(nn.Sequential):
+    """Convolution of odd kernel size that keeps the map's size, batch norm, ReLU."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
+        super().__init__(
+            nn.Conv2d(in_channels, out_channels, kernel_size, padding=kernel_size // 2, bias=False),
+            nn.BatchNorm2d(out_channels),
+            nn.ReLU(inplace=True),
+        )
+
+
+class ResidualUnit(nn.Module):
+    """RefineNet's residual convolution unit, with batch norm: x + 3×3(ReLU(3×3(ReLU(x))))."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = ConvNormAct(channels, channels, 3)
+        self.second = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C, H, W) → the same."""
+        refined: Tensor = self.second(self.first(F.relu(x)))
+        return x + refined
+
+
+class Merge(nn.Module):
+    """Multi-stage merging block (paper, 4.2), after RefineNet and RDFNet; drawn in docs/models.md.
+
+    Every stage is brought to ``channels`` and refined by a residual unit. Then, from the coarsest stage to the finest,
+    the two maps that meet pass a 3×3 convolution each, are summed at the finer size and refined again. The pooling
+    chain of RefineNet is left out: the ASPP beside this block already gathers context.
+
+    Args:
+        stage_channels: of the stages, finest first.
+        channels: of the merged map.
+    """
+
+    def __init__(self, stage_channels: Sequence[int], channels: int) -> None:
+        super().__init__()
+        self.adapt = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(c, channels, 1, bias=False), nn.BatchNorm2d(channels), ResidualUnit(channels))
+            for c in stage_channels
+        )
+        steps = range(len(stage_channels) - 1)
+        self.fine, self.coarse = (
+            nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in steps) for _ in range(2)
+        )
+        self.refine = nn.ModuleList(nn.Sequential(nn.BatchNorm2d(channels), ResidualUnit(channels)) for _ in steps)
+
+    def forward(self, stages: Sequence[Tensor]) -> Tensor:
+        """Maps (N, C_i, H_i, W_i), finest first → (N, channels, H_0, W_0)."""
+        maps = [adapt(stage) for adapt, stage in zip(self.adapt, stages, strict=True)]
+        merged: Tensor = maps.pop()
+        for fine, coarse, refine in zip(self.fine, self.coarse, self.refine, strict=True):
+            finer = maps.pop()
+            merged = refine(fine(finer) + resize(coarse(merged), finer))
+        return F.relu(merged)
+
+
+def resize(x: Tensor, like: Tensor) -> Tensor:
+    """``x`` (N, C, H, W) resized bilinearly to the height and width of ``like``."""
+    return F.interpolate(x, size=like.shape[-2:], mode="bilinear", align_corners=False)

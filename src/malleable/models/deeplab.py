@@ -1,0 +1,121 @@
+"""DeepLabv3+ as in the paper: any timm backbone whose convolutions may see depth, ASPP, and a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import PyTorchModelHubMixin
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from malleable.models.backbone import STAGES, build, load
+from malleable.models.blocks import ConvNormAct, Merge, resize
+
+_WIDTH = 256
+_SKIP = 48
+_MERGED = 128
+_RATES = {8: (12, 24, 36), 16: (6, 12, 18), 32: (6, 12, 18)}  # of the ASPP, by output stride
+
+
+class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
+    """See :func:`deeplabv3plus`, which also loads pretrained weights.
+
+    ``save_pretrained(folder)`` writes ``model.safetensors`` and ``config.json``; ``from_pretrained(folder)``, or the
+    name of a repository on the Hugging Face hub, reads them.
+    """
+
+    def __init__(
+        self,
+        backbone: str = "resnet50s",
+        num_classes: int = 40,
+        conv: str | None = "malleable",
+        kernels: int = 3,
+        stages: Sequence[int] = STAGES,
+        output_stride: int = 16,
+        merge: bool = False,
+        **options: Any,
+    ) -> None:
+        # Importing torchvision takes longer than importing this whole package.
+        from torchvision.models.segmentation.deeplabv3 import ASPP  # type: ignore[import-untyped]
+
+        super().__init__()
+        if num_classes < 1:
+            raise ValueError(f"num_classes must be at least 1, got {num_classes}")
+        self.backbone, channels = build(backbone, output_stride, conv, kernels, stages, options)
+        self.aspp = ASPP(channels[-1], list(_RATES[output_stride]), _WIDTH)
+        self.merge = Merge(channels, _MERGED) if merge else None
+        self.skip = None if merge else ConvNormAct(channels[0], _SKIP, 1)
+        self.decoder = nn.Sequential(
+            ConvNormAct(_WIDTH + (_MERGED if merge else _SKIP), _WIDTH, 3), ConvNormAct(_WIDTH, _WIDTH, 3)
+        )
+        self.classifier = nn.Conv2d(_WIDTH, num_classes, 1)
+
+    def forward(self, rgb: Tensor, depth: Tensor | None = None, focal: float | Tensor | None = None) -> Tensor:
+        """Logits (N, num_classes, H, W).
+
+        Args:
+            rgb: (N, 3, H, W), any size.
+            depth: (N, 1, H, W) metres; without effect if ``conv=None``.
+            focal: pixels of the image; a number or (N,); without effect if ``conv=None``.
+        """
+        stages = self.backbone(rgb, depth=depth, focal=focal)[-4:]  # res2 … res5
+        fine = self.merge(stages) if self.merge is not None else self.skip(stages[0])  # type: ignore[misc]
+        context = resize(self.aspp(stages[-1]), fine)
+        logits: Tensor = self.classifier(self.decoder(torch.cat([context, fine], dim=1)))
+        return resize(logits, rgb)
+
+    @classmethod
+    def _from_pretrained(cls, *, strict: bool = True, **arguments: Any) -> Self:
+        """The mixin's, but weights that do not fit are an error, and nothing is printed."""
+        with redirect_stdout(None):
+            network: Self = super()._from_pretrained(strict=strict, **arguments)
+        return network
+
+
+def deeplabv3plus(
+    backbone: str = "resnet50s",
+    num_classes: int = 40,
+    conv: str | None = "malleable",
+    kernels: int = 3,
+    stages: Sequence[int] = STAGES,
+    output_stride: int = 16,
+    merge: bool = False,
+    pretrained: bool | str | Path = True,
+    **options: Any,
+) -> DeepLabV3Plus:
+    """DeepLabv3+ (paper, 4.2): ASPP 6/12/18 (doubled at output stride 8), 48-channel skip, two 3×3 of 256 channels.
+
+    Args:
+        backbone: any timm model; ``"resnet50s"`` and ``"resnet101s"`` have the paper's 64-64-128 stem.
+        num_classes: of the logits.
+        conv: ``"malleable"``, ``"conv25d"``, ``"depth_aware"``, or None for the RGB baseline, which takes depth too and
+            ignores it.
+        kernels: K.
+        stages: in which of res2 … res5 the first k × k convolution of the first residual unit sees depth.
+        output_stride: 8, 16 or 32.
+        merge: feed the decoder with all four stages through the multi-stage merging block (the NYUDv2 network) instead
+            of the skip from res2.
+        pretrained: ImageNet weights of the backbone: True downloads timm's, a path reads a safetensors or torch file
+            with timm's names (torchvision's ResNets have the same), False starts at random.
+        options: for the layers, for example ``temperature=2.0``.
+
+    Example:
+        >>> net = deeplabv3plus("resnet50s", num_classes=40)
+        >>> logits = net(rgb, depth=depth, focal=519.0)
+    """
+    network = DeepLabV3Plus(
+        backbone=backbone,
+        num_classes=num_classes,
+        conv=conv,
+        kernels=kernels,
+        stages=tuple(stages),
+        output_stride=output_stride,
+        merge=merge,
+        **options,
+    )
+    load(network.backbone, backbone, pretrained)
+    return network

@@ -1,0 +1,251 @@
+"""DeepLabv3+ on several backbones: one tester class, a subclass a family."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import timm
+import torch
+import torchvision
+from safetensors.torch import save_file
+from torch import nn
+
+import malleable as mb
+from malleable.models import DeepLabV3Plus
+from malleable.models.blocks import Merge
+from networks import lively, relative_error, scene
+
+SHARED = Path(__file__).resolve().parents[3] / "shared"
+
+
+def build(backbone: str = "test_resnet", num_classes: int = 5, **options: Any) -> DeepLabV3Plus:
+    torch.manual_seed(0)
+    return lively(mb.deeplabv3plus(backbone, num_classes, pretrained=False, **options))
+
+
+class DeepLabTester:
+    backbone: ClassVar[str]
+    output_stride: ClassVar[int] = 16
+    expected: ClassVar[dict[str, float]]  # convolution → rate of its input
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def net(cls) -> DeepLabV3Plus:
+        return build(cls.backbone, output_stride=cls.output_stride)
+
+    def test_one_convolution_a_stage_sees_depth(self, net: DeepLabV3Plus) -> None:
+        assert net.backbone.rates == self.expected
+
+    @pytest.mark.parametrize("size", [(64, 64), (65, 97), (50, 33)])
+    @torch.inference_mode()
+    def test_logits_have_the_size_of_the_image(self, net: DeepLabV3Plus, size: tuple[int, int]) -> None:
+        rgb, depth = scene(1, *size)
+        assert net(rgb, depth=depth, focal=60.0).shape == (1, 5, *size)
+
+    @torch.inference_mode()
+    def test_on_flat_depth_it_is_the_baseline(self, net: DeepLabV3Plus) -> None:
+        baseline = DeepLabV3Plus(self.backbone, 5, None, output_stride=self.output_stride).eval()
+        baseline.backbone.load_original(net.backbone.original_state())
+        head = {key: value for key, value in net.state_dict().items() if not key.startswith("backbone.")}
+        baseline.load_state_dict(head, strict=False)
+        rgb, depth = scene()
+        expected = baseline(rgb, depth=depth, focal=60.0)
+        assert torch.equal(expected, baseline(rgb))
+        assert relative_error(net(rgb, depth=torch.ones_like(depth), focal=60.0), expected) < 1e-5
+        assert relative_error(net(rgb, depth=depth, focal=60.0), expected) > 1e-4
+
+
+class TestResNet(DeepLabTester):
+    backbone = "resnet18"
+    expected: ClassVar = {"layer1.0.conv1": 4, "layer2.0.conv1": 4, "layer3.0.conv1": 8, "layer4.0.conv1": 16}
+
+
+class TestBottleneckResNetAtStride8(DeepLabTester):
+    backbone = "resnet26t"
+    output_stride = 8
+    expected: ClassVar = {"layer1.0.conv2": 4, "layer2.0.conv2": 4, "layer3.0.conv2": 8, "layer4.0.conv2": 8}
+
+
+class TestConvNeXt(DeepLabTester):
+    backbone = "convnext_atto"
+    output_stride = 32
+    expected: ClassVar = {f"stages_{n}.blocks.0.conv_dw": 4 * 2**n for n in range(4)}
+
+
+class TestEfficientNet(DeepLabTester):
+    """Its seven groups of blocks make four stages; the first group, at rate 2, belongs to none."""
+
+    backbone = "efficientnet_b0"
+    expected: ClassVar = {f"blocks.{n}.0.conv_dw": r for n, r in zip((1, 2, 3, 5), (2, 4, 8, 16), strict=True)}
+
+
+class TestStructure:
+    def test_aspp_rates_double_at_stride_8(self) -> None:
+        for stride, rates in ((8, [12, 24, 36]), (16, [6, 12, 18]), (32, [6, 12, 18])):
+            net = build(output_stride=stride)
+            convolutions = [m for m in net.aspp.modules() if isinstance(m, nn.Conv2d) and max(m.kernel_size) > 1]
+            assert [m.dilation[0] for m in convolutions] == rates
+
+    @pytest.mark.parametrize("stages", [(2, 3), (4, 5), (3, 4, 5)])
+    def test_stages(self, stages: tuple[int, ...]) -> None:
+        net = build("resnet18", stages=stages)
+        assert list(net.backbone.rates) == [f"layer{stage - 1}.0.conv1" for stage in stages]
+
+    def test_merging_block_merges_every_stage(self) -> None:
+        net = build(merge=True)
+        rgb, depth = scene(1, 65, 97)
+        stages = [stage.detach().requires_grad_() for stage in net.backbone(rgb, depth=depth, focal=60.0)[-4:]]
+        merged = net.merge(stages)
+        assert merged.shape[-2:] == stages[0].shape[-2:]
+        merged.sum().backward()
+        assert all(stage.grad is not None and stage.grad.abs().sum() > 0 for stage in stages)
+        assert net(rgb, depth=depth, focal=60.0).shape == (1, 5, 65, 97)
+        assert net.skip is None
+
+    def test_merging_block_of_one_stage_refines_it(self) -> None:
+        assert Merge([7], 4).eval()([torch.rand(1, 7, 5, 6)]).shape == (1, 4, 5, 6)
+
+    def test_options_reach_the_layers(self) -> None:
+        net = build(kernels=1, temperature=2.0, learnable=("centers",))
+        layers = net.backbone.layers().values()
+        assert {(layer.kernels, float(layer.temperature), layer.rebalance.requires_grad) for layer in layers} == {
+            (1, 2.0, False)
+        }
+
+    def test_a_training_step_moves_every_parameter(self) -> None:
+        net = build(merge=True).train()
+        rgb, depth = scene()
+        net(rgb, depth=depth, focal=60.0).square().mean().backward()
+        assert [name for name, p in net.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
+
+
+class TestSaving:
+    def test_a_folder_round_trip(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        net = build(kernels=2, stages=(2, 5), merge=True, temperature=2.0, invalid="ignore")
+        net.save_pretrained(tmp_path / "net")
+        assert {"model.safetensors", "config.json"} <= {file.name for file in (tmp_path / "net").iterdir()}
+        config = json.loads((tmp_path / "net" / "config.json").read_text())
+        assert config["stages"] == [2, 5]
+        assert "pretrained" not in config
+        again = DeepLabV3Plus.from_pretrained(tmp_path / "net")
+        rgb, depth = scene()
+        with torch.inference_mode():
+            assert torch.equal(again(rgb, depth=depth, focal=60.0), net(rgb, depth=depth, focal=60.0))
+        assert capsys.readouterr().out == ""
+
+    def test_weights_that_do_not_fit_are_an_error(self, tmp_path: Path) -> None:
+        build(kernels=1).save_pretrained(tmp_path)
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "conv": "conv25d"}))
+        with pytest.raises(RuntimeError, match=r"centers"):
+            DeepLabV3Plus.from_pretrained(tmp_path)
+
+
+class TestPretrained:
+    def check(self, net: DeepLabV3Plus, source: dict[str, torch.Tensor]) -> None:
+        state = net.backbone.original_state()
+        assert all(torch.equal(value, source[key]) for key, value in state.items() if "tracked" not in key)
+        for layer in net.backbone.layers().values():
+            first, *others = layer.weight.chunk(layer.kernels)
+            assert all(torch.equal(first, other) for other in others)
+
+    @pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"state_dict": state, "epoch": 3}])
+    def test_torchvision_names_in_a_torch_file(self, tmp_path: Path, wrap: Any) -> None:
+        source = torchvision.models.resnet18().state_dict()
+        torch.save(wrap(source), tmp_path / "resnet18.pth")
+        self.check(mb.deeplabv3plus("resnet18", 5, pretrained=tmp_path / "resnet18.pth"), source)
+
+    def test_timm_names_in_a_safetensors_file(self, tmp_path: Path) -> None:
+        source = timm.create_model("test_convnext").state_dict()
+        save_file(source, tmp_path / "convnext.safetensors")
+        net = mb.deeplabv3plus("test_convnext", 5, output_stride=32, pretrained=str(tmp_path / "convnext.safetensors"))
+        self.check(net, {key.replace("stages.", "stages_").replace("stem.", "stem_"): v for key, v in source.items()})
+
+    def test_the_imagenet_weights(self) -> None:
+        file = SHARED / "weights" / "resnet18_imagenet1k.safetensors"
+        if not file.exists():
+            pytest.skip("the shared weights are not here")
+        net = mb.deeplabv3plus("resnet18", 5, conv=None, pretrained=file)
+        assert net.backbone.model.bn1.running_mean.abs().sum() > 0
+
+    def test_weights_of_another_backbone(self, tmp_path: Path) -> None:
+        torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "weights.pth")
+        with pytest.raises(ValueError, match=r"does not fit backbone 'resnet34': layer1\.2\.conv1\.weight is missing"):
+            mb.deeplabv3plus("resnet34", 5, pretrained=tmp_path / "weights.pth")
+
+    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match=r"pretrained: there is no file .*nothing\.pth"):
+            mb.deeplabv3plus("test_resnet", 5, pretrained=tmp_path / "nothing.pth")
+
+    def test_a_file_with_code_in_it_is_not_run(self, tmp_path: Path) -> None:
+        torch.save({"layer": nn.Conv2d(1, 1, 1)}, tmp_path / "model.pth")
+        with pytest.raises(ValueError, match=r"model\.pth is broken, or holds more than tensors"):
+            mb.deeplabv3plus("test_resnet", 5, pretrained=tmp_path / "model.pth")
+
+    def test_files_that_are_broken_or_hold_something_else(self, tmp_path: Path) -> None:
+        (tmp_path / "short.safetensors").write_bytes(b"123")
+        (tmp_path / "empty.pth").touch()
+        torch.save([torch.zeros(1)], tmp_path / "list.pth")
+        for name, message in (("short.safetensors", "broken"), ("empty.pth", "broken"), ("list.pth", "got a list")):
+            with pytest.raises(ValueError, match=message):
+                mb.deeplabv3plus("test_resnet", 5, pretrained=tmp_path / name)
+
+    @pytest.mark.parametrize(
+        ("backbone", "reason"), [("resnet18", "could not be downloaded"), ("test_convnext3", "could not be|has no")]
+    )
+    def test_without_a_network_one_line_says_what_to_do(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backbone: str, reason: str
+    ) -> None:
+        import huggingface_hub.constants as hub
+
+        monkeypatch.setattr(hub, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+        monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path))
+        with pytest.raises(RuntimeError, match=rf"({reason}).*pass pretrained=.* or pretrained=False") as caught:
+            mb.deeplabv3plus(backbone, 5, output_stride=32, pretrained=True)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"backbone": "resnet1"}, "backbone must be a timm model.*'resnet1'"),
+        ({"backbone": "densenet121"}, "'densenet121' does not take output_stride=16"),
+        ({"backbone": "hgnet_tiny"}, "'hgnet_tiny' gives features at"),
+        ({"output_stride": 4}, "output_stride must be 8, 16 or 32, got 4"),
+        ({"stages": (1, 2)}, r"stages must be among \(2, 3, 4, 5\), got \(1, 2\)"),
+        ({"num_classes": 0}, "num_classes must be at least 1, got 0"),
+        ({"conv": "3d"}, "conv must be None or one of"),
+        ({"backbone": "repvgg_a0"}, "res5"),
+    ],
+)
+def test_refusals(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(**arguments)
+
+
+@pytest.mark.slow
+def test_onnx_at_sizes_it_was_not_exported_with(tmp_path: Path) -> None:
+    import onnxruntime
+
+    net = build()
+    rgb, depth = scene(1, 64, 96)
+    size = {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
+    program = torch.onnx.export(
+        net,
+        (rgb,),
+        kwargs={"depth": depth, "focal": torch.tensor([60.0])},
+        dynamic_shapes={"rgb": size, "depth": size, "focal": None},
+        dynamo=True,
+        verbose=False,
+    )
+    program.save(tmp_path / "net.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
+    for height, width in ((64, 96), (65, 97)):
+        rgb, depth = scene(1, height, width, seed=1)
+        inputs = {"rgb": rgb.numpy(), "depth": depth.numpy(), "focal": torch.tensor([50.0]).numpy()}
+        (actual,) = session.run(None, inputs)
+        with torch.no_grad():
+            assert relative_error(torch.from_numpy(actual), net(rgb, depth=depth, focal=50.0)) < 1e-5
