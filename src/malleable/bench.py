@@ -12,6 +12,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -55,7 +56,7 @@ def bench(out: Path | None = None, rounds: int = 7, only: Sequence[str] | None =
     Args:
         out: a JSON file for the numbers.
         rounds: how many turns each side gets; the fastest counts.
-        only: some of "layers", "bfloat16", "hard", "depthwise", "memory"; all by default.
+        only: some of "layers", "bfloat16", "hard", "depthwise", "network", "memory"; all by default.
     """
     unknown = sorted(set(only or []) - set(QUESTIONS))
     if unknown:
@@ -110,7 +111,23 @@ def depthwise(rounds: int) -> list[Row]:
         conv = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
         x = torch.randn(4, channels, size, size, requires_grad=True)
         depth = one_cell_depth(4, 4 * size, reach=6)
-        rows.append({"channels": channels, "size": size, **race(layer, x, depth, conv, x, rounds)})
+        ours, theirs = partial(_with_geometry, layer, x, depth), partial(conv, x)
+        rows.append({"channels": channels, "size": size, **race(ours, theirs, rounds)})
+    return rows
+
+
+def network(rounds: int) -> list[Row]:
+    """DeepLabv3+ with K = 3 in four layers against its RGB baseline, 480×640, 40 classes."""
+    from malleable.models import DeepLabV3Plus
+
+    image = torch.randn(2, 3, 480, 640)  # two: the ASPP's pooled branch normalises over the batch
+    depth = torch.linspace(2, 6, 640).expand(2, 1, 480, 640).clone()  # a slanted wall, a box before it
+    depth[..., 120:240, 160:320] = 1.5
+    rows = []
+    for backbone in ("resnet18", "resnet50s"):
+        ours, theirs = (DeepLabV3Plus(backbone, 40, conv) for conv in ("malleable", None))
+        ratios = race(partial(ours, image, depth, FOCAL), partial(theirs, image, depth, FOCAL), rounds)
+        rows.append({"backbone": backbone, "batch": 2, **ratios})
     return rows
 
 
@@ -131,6 +148,7 @@ QUESTIONS: dict[str, tuple[str, Callable[[int], list[Row]]]] = {
     "bfloat16": ("The same under bfloat16 autocast: time over nn.Conv2d(3·C, C) in bfloat16", bfloat16),
     "hard": ("2.5D, K = 3, every pixel in one kernel: time over nn.Conv2d(3·C, C)", hard),
     "depthwise": ("Malleable depthwise, K = 3: time over nn.Conv2d depthwise (one kernel)", depthwise),
+    "network": ("DeepLabv3+ with K = 3 in res2 … res5, 480×640: time over the RGB baseline", network),
     "memory": ("Training step on res2, batch 16, 120×120: peak memory beyond inputs and weights", memory),
 }
 
@@ -143,18 +161,15 @@ def compare(shape: Shape, batch: int, kind: type[DepthConv2d], rounds: int) -> R
     x = torch.randn(batch, channels, size, size, requires_grad=True)
     wide = torch.randn(batch, KERNELS * channels, size, size, requires_grad=True)
     depth = one_cell_depth(batch, rate * size, reach=1.5 * rate * dilation)
-    return race(layer, x, depth, limit, wide, rounds)
+    return race(partial(_with_geometry, layer, x, depth), partial(limit, wide), rounds)
 
 
-def race(layer: DepthConv2d, x: Tensor, depth: Tensor, limit: nn.Conv2d, limit_x: Tensor, rounds: int) -> Row:
-    """Forward and training step of both sides by turns; milliseconds and ratios of the fastest rounds."""
+def _with_geometry(layer: nn.Module, x: Tensor, depth: Tensor) -> Tensor:
+    return cast(Tensor, layer(x, Geometry(depth, FOCAL)))
 
-    def ours() -> Tensor:
-        return cast(Tensor, layer(x, Geometry(depth, FOCAL)))
 
-    def theirs() -> Tensor:
-        return cast(Tensor, limit(limit_x))
-
+def race(ours: Callable[[], Tensor], theirs: Callable[[], Tensor], rounds: int) -> Row:
+    """Forward and training step (all gradients) of both sides by turns; the fastest rounds, in ms, and their ratios."""
     times: dict[str, list[float]] = {"forward": [], "limit forward": [], "step": [], "limit step": []}
     for turn in range(rounds + 1):
         for prefix, run in (("", ours), ("limit ", theirs)):
