@@ -1,9 +1,16 @@
 """Convolutions that learn how far they see along the depth axis."""
 
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from malleable import functional
 from malleable.camera import Camera, to_metres
 from malleable.geometry import Geometry
 from malleable.layers import Conv25d, DepthAwareAvgPool2d, DepthAwareConv2d, MalleableConv2d
+
+if TYPE_CHECKING:
+    from malleable import data
 
 __all__ = [
     "Camera",
@@ -12,6 +19,13 @@ __all__ = [
     "DepthAwareConv2d",
     "Geometry",
     "MalleableConv2d",
+    "data",
     "functional",
     "to_metres",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name == "data":  # imported on first use: the layers need neither torchvision nor Pillow
+        return import_module("malleable.data")
+    raise AttributeError(f"module 'malleable' has no attribute {name!r}")
