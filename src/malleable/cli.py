@@ -8,7 +8,10 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "check": ("malleable.data.check:check", "look through a data set and name what is wrong in it"),
+    "prepare": ("malleable.data.prepare:prepare", "bring a data set's own files into the folder layout"),
+}
 """Verb → ("module:function", what it does in one line). The function returns nothing, or an exit code."""
 
 
