@@ -6,13 +6,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import combinations
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from malleable.data.cityscapes import SPLITS, Cityscapes
-from malleable.data.folder import FolderDataset, split_names
+from malleable.data.opening import open_dataset, splits_of
 from malleable.data.parallel import available_cores, parallel_map, with_progress
 from malleable.data.sample import Sample, SampleDataset
 from malleable.data.tensors import IGNORE
@@ -108,43 +106,13 @@ def check(dataset: str, split: str | None = None, workers: int | None = None) ->
     The exit code is 1 if anything is wrong.
 
     Args:
-        dataset: the folder of a data set (one with dataset.json, or Cityscapes' own tree).
+        dataset: the folder of a data set (one with dataset.json, or Cityscapes' own tree), or rooms, or streets.
         split: only this one.
         workers: threads; all cores by default.
     """
-    root = Path(dataset)
-    names = [split] if split is not None else _splits(root)
+    names = [split] if split is not None else splits_of(dataset)
     ids: dict[str, set[str]] = {}
     wrong = 0
     for name in names:
         try:
-            data = Cityscapes(root, name) if _is_cityscapes(root) else FolderDataset(root, name, strict=False)
-        except (ValueError, OSError) as error:
-            print(f"{name}\n  error  {error}")
-            wrong += 1
-            continue
-        ids[name] = set(data.ids)
-        summary = summarise(data, workers or available_cores(), f"{data.name}/{name}")
-        wrong += len(summary.errors)
-        print(f"{data.name}/{name}: {len(data)} samples, {len(summary.errors)} errors")
-        print(*summary.lines(), sep="\n")
-    for first, second in combinations(names, 2):
-        shared = ids.get(first, set()) & ids.get(second, set())
-        if shared:
-            print(f"note: {len(shared)} ids are in both {first} and {second}, for example {min(shared)}")
-    return int(wrong > 0)
-
-
-def _is_cityscapes(root: Path) -> bool:
-    return (root / "leftImg8bit").is_dir()
-
-
-def _splits(root: Path) -> list[str]:
-    if not root.is_dir():
-        raise FileNotFoundError(f"{root} is not a folder")
-    if _is_cityscapes(root):
-        return [split for split in SPLITS if (root / "leftImg8bit" / split).is_dir()]
-    names = split_names(root)
-    if not names:
-        raise FileNotFoundError(f"{root / 'splits'} holds no <split>.txt; write one id a line")
-    return names
+            data = open_dataset(dataset, name, strict=False)

@@ -43,9 +43,13 @@ class Sample(NamedTuple):
 
 
 class SampleDataset(Dataset[Sample]):
-    """A data set of samples. ``classes`` are names, ``palette`` one (red, green, blue) of 0..255 per class."""
+    """A data set of samples.
+
+    ``classes`` are names, ``palette`` one (red, green, blue) of 0..255 per class, ``ids`` name the samples in order.
+    """
 
     name: str
+    ids: list[str]
     classes: tuple[str, ...]
     palette: tuple[Colour, ...]
 
