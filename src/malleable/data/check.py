@@ -116,3 +116,17 @@ def check(dataset: str, split: str | None = None, workers: int | None = None) ->
     for name in names:
         try:
             data = open_dataset(dataset, name, strict=False)
+        except (ValueError, OSError) as error:
+            print(f"{name}\n  error  {error}")
+            wrong += 1
+            continue
+        ids[name] = set(data.ids)
+        summary = summarise(data, workers or available_cores(), f"{data.name}/{name}")
+        wrong += len(summary.errors)
+        print(f"{data.name}/{name}: {len(data)} samples, {len(summary.errors)} errors")
+        print(*summary.lines(), sep="\n")
+    for first, second in combinations(names, 2):
+        shared = ids.get(first, set()) & ids.get(second, set())
+        if shared:
+            print(f"note: {len(shared)} ids are in both {first} and {second}, for example {min(shared)}")
+    return int(wrong > 0)
