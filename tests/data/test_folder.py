@@ -19,8 +19,8 @@ def test_a_sample_is_what_the_files_say(folder):
     sample = data[1]
     assert len(data) == 2
     assert sample.id == "b"
-    assert torch.equal(sample.image, torch.from_numpy(np.asarray(Image.open(root / "images/b.png"))).permute(2, 0, 1))
-    assert torch.equal(sample.label, torch.from_numpy(np.asarray(Image.open(root / "labels/b.png"))).long())
+    assert torch.equal(sample.image, torch.from_numpy(np.array(Image.open(root / "images/b.png"))).permute(2, 0, 1))
+    assert torch.equal(sample.label, torch.from_numpy(np.array(Image.open(root / "labels/b.png"))).long())
     counts = np.asarray(Image.open(root / "depth/b.png")).astype(np.float32)
     np.testing.assert_allclose(sample.depth[0].numpy(), counts / 1000, rtol=1e-6)
     assert sample.camera == Camera.from_dict(CAMERA)

@@ -80,37 +80,81 @@ def _resized(old: Sequence[int], size: Sequence[int] | int | None, max_size: int
     return height, width
 
 
+def _crop_map(x: Tensor, top: int, left: int, height: int, width: int, unknown: int) -> Tensor:
+    """The window of ``height`` × ``width`` from (``top``, ``left``), ``unknown`` where it leaves the map."""
+    window = x[..., max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
+    if tuple(window.shape[-2:]) == (height, width):
+        return window
+    above, before = min(max(-top, 0), height), min(max(-left, 0), width)
+    below, after = height - above - window.shape[-2], width - before - window.shape[-1]
+    return torch.nn.functional.pad(window, (before, after, above, below), value=unknown)
+
+
+def _center_window(size: Sequence[int], output_size: Sequence[int] | int) -> tuple[int, int, int, int]:
+    """(top, left, height, width) of torchvision's central crop."""
+    sizes = [output_size] if isinstance(output_size, int) else list(output_size)
+    height, width = sizes if len(sizes) == 2 else sizes * 2
+    top, left = (
+        round((old - new) / 2) if old >= new else -((new - old) // 2)
+        for old, new in zip(size, (height, width), strict=True)
+    )
+    return top, left, height, width
+
+
+def _padded_window(size: Sequence[int], padding: Sequence[int] | int) -> tuple[int, int, int, int]:
+    """(top, left, height, width) of the image with ``padding`` as torchvision takes it: all, (x, y) or four sides."""
+    sides = [padding] if isinstance(padding, int) else list(padding)
+    left, top, right, bottom = sides * (4 // len(sides))
+    return -top, -left, size[0] + top + bottom, size[1] + left + right
+
+
 def _register_map(kind: type[Depth] | type[Label], unknown: int) -> None:
-    """Kernels of ``kind``: torchvision's for masks, with every pixel from outside the image marked ``unknown``."""
+    """Kernels of ``kind``: sampled, never mixed, with every pixel from outside the image marked ``unknown``."""
 
-    def wrap(x: Tensor) -> Tensor:
-        return x.as_subclass(kind)
+    def kernel(functional: Callable[..., Any]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+        def register(change: Callable[..., Tensor]) -> Callable[..., Tensor]:
+            def on_tensor(inpt: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+                return change(inpt.as_subclass(Tensor), *args, **kwargs).as_subclass(kind)
 
-    def resize(inpt: Tensor, size: Any, max_size: int | None = None, **_: Any) -> Tensor:
-        return wrap(_resize_map(inpt.as_subclass(Tensor), size, max_size))
+            F.register_kernel(functional, kind)(on_tensor)
+            return change
 
-    def resized_crop(
-        inpt: Tensor, top: int, left: int, height: int, width: int, size: Sequence[int], **_: Any
-    ) -> Tensor:
-        window = F.crop(inpt, top, left, height, width)
-        return wrap(_resize_map(window.as_subclass(Tensor), size, None))
+        return register
 
-    def as_mask(functional: Callable[..., Any]) -> Callable[..., Tensor]:
-        def kernel(inpt: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            if "fill" in kwargs:
-                kwargs["fill"] = None
-            if "padding_mode" in kwargs and kind is Depth:
-                kwargs["padding_mode"] = "constant"  # a mirrored border shows classes, but no sensor measured it
+    @kernel(F.resize)
+    def resize(x: Tensor, size: Sequence[int] | int | None, max_size: int | None = None, **_: Any) -> Tensor:
+        return _resize_map(x, size, max_size)
+
+    @kernel(F.crop)
+    def crop(x: Tensor, top: int, left: int, height: int, width: int) -> Tensor:
+        return _crop_map(x, top, left, height, width, unknown)
+
+    @kernel(F.resized_crop)
+    def resized_crop(x: Tensor, top: int, left: int, height: int, width: int, size: Sequence[int], **_: Any) -> Tensor:
+        return _resize_map(crop(x, top, left, height, width), size, None)
+
+    @kernel(F.center_crop)
+    def center_crop(x: Tensor, output_size: Sequence[int] | int) -> Tensor:
+        return crop(x, *_center_window(x.shape[-2:], output_size))
+
+    @kernel(F.pad)
+    def pad(x: Tensor, padding: Sequence[int] | int, padding_mode: str = "constant", **_: Any) -> Tensor:
+        # A mirrored border shows the classes it mirrors, but no sensor measured it.
+        if kind is Depth or padding_mode == "constant":
+            return crop(x, *_padded_window(x.shape[-2:], padding))
+        padded: Tensor = F.pad(x.as_subclass(tv_tensors.Mask), padding, padding_mode=padding_mode)
+        return padded.as_subclass(Tensor)
+
+    def as_mask(functional: Callable[..., Any]) -> None:
+        @kernel(functional)
+        def change(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             # Shifted, because torchvision fills with 0 whatever falls outside.
-            mask = (inpt.as_subclass(Tensor) - unknown).as_subclass(tv_tensors.Mask)
-            return wrap(functional(mask, *args, **kwargs).as_subclass(Tensor) + unknown)
+            mask = (x - unknown).as_subclass(tv_tensors.Mask)
+            changed: Tensor = functional(mask, *args, **{**kwargs, "fill": None})
+            return changed.as_subclass(Tensor) + unknown
 
-        return kernel
-
-    F.register_kernel(F.resize, kind)(resize)
-    F.register_kernel(F.resized_crop, kind)(resized_crop)
-    for functional in (F.crop, F.center_crop, F.pad, F.rotate, F.affine, F.perspective, F.elastic):
-        F.register_kernel(functional, kind)(as_mask(functional))
+    for functional in (F.rotate, F.affine, F.perspective, F.elastic):
+        as_mask(functional)
 
 
 _register_map(Depth, 0)
@@ -147,20 +191,12 @@ def _resized_crop(
 
 @_camera_kernel(F.center_crop)
 def _center_crop(camera: Camera, output_size: Sequence[int] | int) -> Camera:
-    sizes = [output_size] if isinstance(output_size, int) else list(output_size)
-    height, width = sizes if len(sizes) == 2 else sizes * 2
-    top, left = (
-        round((old - new) / 2) if old >= new else -((new - old) // 2)
-        for old, new in zip(camera.size, (height, width), strict=True)
-    )
-    return camera.crop(top, left, height, width)
+    return camera.crop(*_center_window(camera.size, output_size))
 
 
 @_camera_kernel(F.pad)
 def _pad(camera: Camera, padding: Sequence[int] | int, **_: Any) -> Camera:
-    sides = [padding] if isinstance(padding, int) else list(padding)
-    left, top, right, bottom = sides * (4 // len(sides))
-    return camera.pad(left, top, right, bottom)
+    return camera.crop(*_padded_window(camera.size, padding))
 
 
 _camera_kernel(F.horizontal_flip)(Camera.hflip)
