@@ -78,7 +78,8 @@ def prepare_nyudv2(
         if missing:
             raise ValueError(f"{file} has no {', '.join(missing)}; it is not nyu_depth_v2_labeled.mat")
         reader = _Reader(mat, depth)
-        writer = FolderWriter(out, {"source": "nyudv2", **settings})
+        view = reader.camera if size is None else reader.camera.resize(size)
+        writer = FolderWriter(out, {"source": "nyudv2", **settings}, view)
         resize = v2.Identity() if size is None else v2.Resize(size)
 
         def convert(index: int) -> None:
@@ -88,8 +89,7 @@ def prepare_nyudv2(
         for _ in with_progress(parallel_map(convert, left, workers), len(left), "nyudv2"):
             pass
         ids = {name: [_id(i) for i in chosen if i < len(reader)] for name, chosen in splits().items()}
-        view = reader.camera if size is None else reader.camera.resize(size)
-        writer.finish("nyudv2", classes(), palette(), view, {name: chosen for name, chosen in ids.items() if chosen})
+        writer.finish("nyudv2", classes(), palette(), {name: chosen for name, chosen in ids.items() if chosen})
 
 
 def _id(index: int) -> str:

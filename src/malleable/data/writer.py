@@ -27,13 +27,18 @@ class FolderWriter:
     Args:
         out: the folder to make. Nothing is overwritten: it must be absent or empty.
         settings: what the samples depend on, as JSON. A folder begun with other settings is not continued.
+        camera: the one that most samples share; every other sample gets a camera file of its own.
         metres_per_count: the unit of the 16-bit depth files; depth beyond 65535 of them becomes invalid.
     """
 
     def __init__(
-        self, out: str | Path, settings: Mapping[str, Any], metres_per_count: float = METRES_PER_COUNT
+        self,
+        out: str | Path,
+        settings: Mapping[str, Any],
+        camera: Camera | None = None,
+        metres_per_count: float = METRES_PER_COUNT,
     ) -> None:
-        self.out, self.metres_per_count = Path(out), metres_per_count
+        self.out, self.camera, self.metres_per_count = Path(out), camera, metres_per_count
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise ValueError(f"{self.out} exists and is left as it is; remove it or choose another folder")
         self.partial = self.out.with_name(self.out.name + ".partial")
@@ -56,6 +61,9 @@ class FolderWriter:
 
     def write(self, sample: Sample) -> None:
         """Add a sample with a uint8 image. Safe from several threads."""
+        if sample.camera != self.camera:
+            (self.partial / "cameras").mkdir(exist_ok=True)
+            write_text(json.dumps(sample.camera.to_dict()), self.partial / "cameras" / f"{sample.id}.json")
         write_png(sample.image.permute(1, 2, 0).contiguous().numpy(), self.partial / "images" / f"{sample.id}.png")
         write_png(self._counts(sample.depth[0]), self.partial / "depth" / f"{sample.id}.png")
         write_png(sample.label.numpy().astype(np.uint8), self.partial / "labels" / f"{sample.id}.png")
@@ -65,7 +73,6 @@ class FolderWriter:
         name: str,
         classes: Sequence[str],
         palette: Sequence[Colour],
-        camera: Camera,
         splits: Mapping[str, Sequence[str]],
     ) -> None:
         """Write the description and the splits, and give the folder its name."""
@@ -76,7 +83,7 @@ class FolderWriter:
             "ignore": IGNORE,
             "metres_per_count": self.metres_per_count,
             "invalid_depth": 0,
-            "camera": camera.to_dict(),
+            **({} if self.camera is None else {"camera": self.camera.to_dict()}),
             "classes": list(classes),
             "palette": [list(colour) for colour in palette],
             "settings": read_json(self._settings),
