@@ -30,10 +30,10 @@ def synthetic(world: str, size: tuple[int, int], count: int) -> tuple[float, flo
 
 def write_folder(root: Path, count: int) -> FolderDataset:
     scenes = SyntheticScenes("rooms", size=(480, 640), length=count)
-    writer = FolderWriter(root, {"source": "rooms"})
+    writer = FolderWriter(root, "rooms", scenes.classes, scenes.palette)
     for index in range(count):
         writer.write(scenes[index])
-    writer.finish("rooms", scenes.classes, scenes.palette, {"train": scenes.ids})
+    writer.finish({"train": scenes.ids})
     return FolderDataset(root, "train")
 
 

@@ -143,6 +143,7 @@ def test_depth_that_is_wholly_unknown_is_allowed(folder):
         ({"palette": [[0, 0, 0], [0, 0, 300], [0, 0, 1]]}, "300"),
         ({"camera": {**CAMERA, "fx": None}}, "'fx'"),
         ({"camera": None}, r"a has no camera"),
+        ({"camera": [640, 480]}, "'camera' must hold width"),
     ],
 )
 def test_a_wrong_description_names_its_file(folder, changes, message):
@@ -159,7 +160,7 @@ def test_a_missing_split_lists_those_there_are(folder):
     breaks(folder(), r"val\.txt is missing; .*'test', 'train'", split="val")
 
 
-@pytest.mark.parametrize("id", ["../secret", "/etc/passwd", "x/../../y"])
+@pytest.mark.parametrize("id", ["../secret", "/etc/passwd", "x/../../y", "..\\\\y"])
 def test_ids_stay_inside_the_folder(folder, id):
     root = folder()
     (root / "splits/train.txt").write_text(f"{id}\n")
@@ -180,6 +181,18 @@ def test_corrupt_files_are_named(folder, kind, keep):
     content = path.read_bytes()
     path.write_bytes(content[: keep if isinstance(keep, int) else int(keep * len(content))])
     breaks(root, rf"{kind}/a\.png cannot be read as an image")
+
+
+def test_only_png_and_jpeg_are_opened_whatever_the_name(folder):
+    root = folder()
+    Image.new("RGB", SIZE[::-1]).save(root / "images/a.png", format="EPS")  # Pillow would start Ghostscript for it
+    breaks(root, r"images/a\.png cannot be read as an image")
+
+
+def test_deep_colour_images_are_refused(folder):
+    root = folder()
+    save(np.zeros(SIZE, np.uint16), root / "images/a.png")
+    breaks(root, r"images/a\.png is a I;16 image; colour images must have 8 bits")
 
 
 @pytest.mark.parametrize("limit", [SIZE[0] * SIZE[1] - 1, 10])  # Pillow alone would only warn about the first

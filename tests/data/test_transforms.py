@@ -77,6 +77,11 @@ def test_a_batch_of_bytes_is_refused():
         collate([sample()])
 
 
+def test_a_sample_of_depth_counts_is_refused():
+    with pytest.raises(TypeError, match="to_metres"):
+        Sample.of(sample().image, torch.ones(1, 48, 64, dtype=torch.int32), sample().label, CAMERA, "x")
+
+
 def test_a_sample_of_wrong_shapes_is_refused():
     with pytest.raises(ValueError, match="depth must be"):
         Sample.of(sample().image, torch.ones(48, 64), sample().label, CAMERA, "x")

@@ -63,6 +63,8 @@ class Description:
         if 0 <= ignore < len(classes):
             raise ValueError(f"'ignore' must not be the index of a class, got {ignore} ({classes[ignore]!r})")
         palette, camera = entries.get("palette"), entries.get("camera")
+        if camera is not None and not isinstance(camera, Mapping):
+            raise ValueError(f"'camera' must hold width, height, fx, fy, cx, cy, got {camera!r}")
         return cls(
             name=str(entries.get("name", default_name)),
             classes=tuple(classes),
@@ -191,7 +193,7 @@ def _read_ids(root: Path, split: str) -> list[str]:
     if not ids:
         raise ValueError(f"{path} is empty; write one id a line")
     for id in ids:
-        if PurePosixPath(id).is_absolute() or ".." in PurePosixPath(id).parts:
+        if PurePosixPath(id).is_absolute() or ".." in PurePosixPath(id).parts or "\\" in id:
             raise ValueError(f"{path}: id {id!r} points outside of the data set")
     if len(set(ids)) < len(ids):
         twice = next(id for position, id in enumerate(ids) if id in ids[:position])

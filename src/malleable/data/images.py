@@ -16,14 +16,16 @@ from torch import Tensor
 Array = npt.NDArray[Any]
 
 
-def read_pixels(path: Path) -> tuple[Array, str]:
-    """The pixels of an image file and their Pillow mode, as they are in the file."""
+def read_pixels(path: Path, colour: bool = False) -> tuple[Array, str]:
+    """The pixels of a PNG or JPEG file as they are, or as ``colour``, and the Pillow mode they have in the file."""
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=("PNG", "JPEG")) as image:  # some other formats start programs
             limit = Image.MAX_IMAGE_PIXELS
             if limit is not None and image.width * image.height > limit:  # Pillow itself only warns up to twice this
                 raise Image.DecompressionBombError(f"{image.width}×{image.height} pixels, more than {limit}")
-            return np.asarray(image), image.mode
+            deep = image.mode in ("I", "F") or image.mode.startswith("I;")
+            convert = colour and image.mode != "RGB" and not deep
+            return np.array(image.convert("RGB") if convert else image), image.mode
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing") from None
     except Image.DecompressionBombError as error:
@@ -36,13 +38,10 @@ def read_pixels(path: Path) -> tuple[Array, str]:
 
 def read_rgb(path: Path) -> Tensor:
     """(3, H, W) uint8."""
-    pixels, mode = read_pixels(path)
-    if mode in ("I", "F") or mode.startswith("I;"):
+    pixels, mode = read_pixels(path, colour=True)
+    if pixels.ndim != 3:
         raise ValueError(f"{path} is a {mode} image; colour images must have 8 bits per channel")
-    if mode != "RGB":
-        with Image.open(path) as image:
-            pixels = np.asarray(image.convert("RGB"))
-    return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+    return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 def read_counts(path: Path) -> Tensor:

@@ -61,8 +61,8 @@ def camera() -> Camera:
 
 def prepare_nyudv2(
     file: Path, out: Path, size: tuple[int, int] | None, depth: Literal["filled", "raw"], workers: int
-) -> None:
-    """Write the labelled set ``file`` (nyu_depth_v2_labeled.mat) to the folder ``out``; see ``malleable prepare``."""
+) -> int:
+    """Write the labelled set ``file`` to the folder ``out``, see ``malleable prepare``; returns how many images."""
     import h5py
 
     if not file.is_file():
@@ -79,7 +79,7 @@ def prepare_nyudv2(
             raise ValueError(f"{file} has no {', '.join(missing)}; it is not nyu_depth_v2_labeled.mat")
         reader = _Reader(mat, depth)
         view = reader.camera if size is None else reader.camera.resize(size)
-        writer = FolderWriter(out, {"source": "nyudv2", **settings}, view)
+        writer = FolderWriter(out, "nyudv2", classes(), palette(), view, settings=settings)
         resize = v2.Identity() if size is None else v2.Resize(size)
 
         def convert(index: int) -> None:
@@ -89,7 +89,8 @@ def prepare_nyudv2(
         for _ in with_progress(parallel_map(convert, left, workers), len(left), "nyudv2"):
             pass
         ids = {name: [_id(i) for i in chosen if i < len(reader)] for name, chosen in splits().items()}
-        writer.finish("nyudv2", classes(), palette(), {name: chosen for name, chosen in ids.items() if chosen})
+        writer.finish({name: chosen for name, chosen in ids.items() if chosen})
+        return len(reader)
 
 
 def _id(index: int) -> str:

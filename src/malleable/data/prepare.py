@@ -30,8 +30,8 @@ def prepare(
         depth: filled (holes in-painted by the authors) or raw (holes stay invalid).
         workers: threads; all cores by default.
     """
-    prepare_nyudv2(Path(file), Path(out), _parse_size(size), depth, workers or available_cores())
-    print(f"{out} is ready; 'malleable check {out}' looks through it")
+    count = prepare_nyudv2(Path(file), Path(out), _parse_size(size), depth, workers or available_cores())
+    print(f"{out} is ready with {count} images; 'malleable check {out}' looks through it")
 
 
 def _parse_size(size: str | None) -> tuple[int, int] | None:

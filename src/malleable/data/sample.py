@@ -39,6 +39,11 @@ class Sample(NamedTuple):
         for name, tensor, expected in shapes:
             if tuple(tensor.shape) != expected:
                 raise ValueError(f"sample {id!r}: {name} must be {expected} as its camera, got {tuple(tensor.shape)}")
+        if not depth.is_floating_point() or label.is_floating_point():
+            raise TypeError(
+                f"sample {id!r}: depth must be floating-point metres and label whole numbers, got {depth.dtype} and "
+                f"{label.dtype}; malleable.to_metres converts counts"
+            )
         return cls(tv_tensors.Image(image), depth.as_subclass(Depth), label.as_subclass(Label), camera, id)
 
 

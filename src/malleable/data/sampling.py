@@ -124,6 +124,5 @@ def step_loader(
         num_workers=workers,
         collate_fn=collate,
         pin_memory=pin_memory,
-        persistent_workers=False,
         generator=torch.Generator().manual_seed(0),  # the loader seeds its workers from it, not from torch's own state
     )

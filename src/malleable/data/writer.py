@@ -26,34 +26,47 @@ class FolderWriter:
 
     Args:
         out: the folder to make. Nothing is overwritten: it must be absent or empty.
-        settings: what the samples depend on, as JSON. A folder begun with other settings is not continued.
+        name, classes, palette: of the data set.
         camera: the one that most samples share; every other sample gets a camera file of its own.
         metres_per_count: the unit of the 16-bit depth files; depth beyond 65535 of them becomes invalid.
+        settings: what else the samples depend on, as JSON. A folder begun with other settings is not continued.
     """
 
     def __init__(
         self,
         out: str | Path,
-        settings: Mapping[str, Any],
+        name: str,
+        classes: Sequence[str],
+        palette: Sequence[Colour],
         camera: Camera | None = None,
         metres_per_count: float = METRES_PER_COUNT,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.out, self.camera, self.metres_per_count = Path(out), camera, metres_per_count
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise ValueError(f"{self.out} exists and is left as it is; remove it or choose another folder")
         self.partial = self.out.with_name(self.out.name + ".partial")
-        settings = {**settings, "metres_per_count": metres_per_count}
-        self._settings = self.partial / "settings.json"
-        if self.partial.exists():
-            begun = read_json(self._settings)
-            if begun != json.loads(json.dumps(settings)):
+        description = {
+            "name": name,
+            "ignore": IGNORE,
+            "metres_per_count": metres_per_count,
+            "invalid_depth": 0,
+            **({} if camera is None else {"camera": camera.to_dict()}),
+            "settings": dict(settings or {}),
+            "classes": list(classes),
+            "palette": [list(colour) for colour in palette],
+        }
+        if (self.partial / "images").exists():
+            begun = read_json(self.partial / "dataset.json")
+            if begun != json.loads(json.dumps(description)):
                 raise ValueError(
-                    f"{self.partial} was begun with {begun}, now it is {settings}; repeat the first command to "
-                    "continue it, or remove it"
+                    f"{self.partial} was begun with other settings, {begun.get('settings')} and not "
+                    f"{description['settings']}; repeat the first command to continue it, or remove it"
                 )
-        for kind in ("images", "depth", "labels", "splits"):
-            (self.partial / kind).mkdir(parents=True, exist_ok=True)
-        write_text(json.dumps(settings, indent=1), self._settings)
+        self.partial.mkdir(parents=True, exist_ok=True)
+        write_text(json.dumps(description, indent=1) + "\n", self.partial / "dataset.json")
+        for kind in ("splits", "depth", "labels", "images"):
+            (self.partial / kind).mkdir(exist_ok=True)
 
     def has(self, id: str) -> bool:
         """Whether the sample was written before, in this run or an earlier one."""
@@ -68,28 +81,10 @@ class FolderWriter:
         write_png(self._counts(sample.depth[0]), self.partial / "depth" / f"{sample.id}.png")
         write_png(sample.label.numpy().astype(np.uint8), self.partial / "labels" / f"{sample.id}.png")
 
-    def finish(
-        self,
-        name: str,
-        classes: Sequence[str],
-        palette: Sequence[Colour],
-        splits: Mapping[str, Sequence[str]],
-    ) -> None:
-        """Write the description and the splits, and give the folder its name."""
+    def finish(self, splits: Mapping[str, Sequence[str]]) -> None:
+        """Write the ids of each split, and give the folder its name."""
         for split, ids in splits.items():
             write_text("".join(f"{id}\n" for id in ids), self.partial / "splits" / f"{split}.txt")
-        description = {
-            "name": name,
-            "ignore": IGNORE,
-            "metres_per_count": self.metres_per_count,
-            "invalid_depth": 0,
-            **({} if self.camera is None else {"camera": self.camera.to_dict()}),
-            "classes": list(classes),
-            "palette": [list(colour) for colour in palette],
-            "settings": read_json(self._settings),
-        }
-        write_text(json.dumps(description, indent=1) + "\n", self.partial / "dataset.json")
-        self._settings.unlink()
         os.replace(self.partial, self.out)
 
     def _counts(self, depth: Tensor) -> Any:
