@@ -10,8 +10,8 @@ WORLDS = ("rooms", "streets")
 
 
 def same(first: Sample, second: Sample) -> bool:
-    tensors = zip(first[:3], second[:3], strict=True)
-    return all(torch.equal(a, b) for a, b in tensors) and first[3:] == second[3:]
+    equal = all(torch.equal(getattr(first, part), getattr(second, part)) for part in ("image", "depth", "label"))
+    return equal and first.camera == second.camera and first.id == second.id
 
 
 @pytest.mark.parametrize("world", WORLDS)

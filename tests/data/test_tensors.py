@@ -22,7 +22,7 @@ def numbered(height: int, width: int, **camera: float) -> Sample:
     number = torch.arange(1, height * width + 1).view(height, width)
     lens = Camera(**{"fx": 30.0, "fy": 33.0, "cx": 7.3, "cy": 5.1, **camera}, size=(height, width))
     ramp = torch.stack([number * 0.0, *torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")])
-    return Sample.of(ramp.float(), (1 + number[None] / 4096).float(), number % 250, lens, "numbered")
+    return Sample(ramp.float(), (1 + number[None] / 4096).float(), number % 250, lens, "numbered")
 
 
 def sources(sample: Sample, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -187,6 +187,25 @@ def test_a_batched_camera_survives_the_round_trip():
     assert again.size == (10, 20)
     assert torch.equal(again.fx, cameras.fx)
     assert torch.equal(again.cy, cameras.cy)
+
+
+def test_plain_tensors_need_no_wrapping_by_the_user():
+    image, depth, label = torch.zeros(3, 8, 9), torch.ones(1, 8, 9), torch.zeros(8, 9, dtype=torch.int64)
+    after = v2.Resize((16, 18))(Sample(image, depth, label, Camera(10.0, 10.0, 4.0, 3.5, (8, 9))))
+    assert after.depth.shape == (1, 16, 18)
+    assert after.label.shape == (16, 18)
+    assert after.camera.fx == 20.0
+
+
+def test_a_transform_of_the_image_alone_is_noticed():
+    class Shrink(v2.Transform):
+        _transformed_types = (tv_tensors.Image,)
+
+        def transform(self, inpt, params):
+            return F.resize(inpt, [4, 4])
+
+    with pytest.raises(ValueError, match="image must be"):
+        Shrink()(numbered(8, 9))
 
 
 def test_types_are_kept():

@@ -12,7 +12,7 @@ CAMERA = Camera(60.0, 62.0, 31.0, 23.0, (48, 64))
 
 def sample(id: str = "x") -> Sample:
     image = torch.full((3, 48, 64), 200, dtype=torch.uint8)
-    return Sample.of(image, torch.full((1, 48, 64), 2.0), torch.ones(48, 64, dtype=torch.int64), CAMERA, id)
+    return Sample(image, torch.full((1, 48, 64), 2.0), torch.ones(48, 64, dtype=torch.int64), CAMERA, id)
 
 
 def test_training_draws_every_scale_of_the_paper_and_the_focal_length_follows():
@@ -79,9 +79,9 @@ def test_a_batch_of_bytes_is_refused():
 
 def test_a_sample_of_depth_counts_is_refused():
     with pytest.raises(TypeError, match="to_metres"):
-        Sample.of(sample().image, torch.ones(1, 48, 64, dtype=torch.int32), sample().label, CAMERA, "x")
+        Sample(sample().image, torch.ones(1, 48, 64, dtype=torch.int32), sample().label, CAMERA, "x")
 
 
 def test_a_sample_of_wrong_shapes_is_refused():
     with pytest.raises(ValueError, match="depth must be"):
-        Sample.of(sample().image, torch.ones(48, 64), sample().label, CAMERA, "x")
+        Sample(sample().image, torch.ones(48, 64), sample().label, CAMERA, "x")

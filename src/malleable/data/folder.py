@@ -120,7 +120,7 @@ class FolderDataset(SampleDataset):
             )
         depth = self._depth(depth_path, size)
         label = self._label(label_path, size) if self.labelled else torch.full(size, IGNORE)
-        return Sample.of(image, depth[None], label, camera, id)
+        return Sample(image, depth[None], label, camera, id)
 
     def _paths(self, id: str) -> tuple[Path, Path, Path]:
         candidates = [self.root / "images" / f"{id}{suffix}" for suffix in IMAGE_SUFFIXES]

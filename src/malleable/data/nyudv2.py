@@ -121,7 +121,7 @@ class _Reader:
             raise ValueError(f"image {index}: label {raw.max()} has no name; the file has {len(self.class_of) - 1}")
         depth = np.where(np.isfinite(depth) & (depth > 0), depth, 0)[None]
         label = torch.from_numpy(self.class_of[raw])
-        return Sample.of(torch.from_numpy(image), torch.from_numpy(depth), label, self.camera, _id(index))
+        return Sample(torch.from_numpy(image), torch.from_numpy(depth), label, self.camera, _id(index))
 
 
 def _class_table(names: Sequence[str]) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
@@ -15,8 +17,11 @@ from malleable.data.palette import Colour
 from malleable.data.tensors import Depth, Label
 
 
-class Sample(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Sample:
     """One image and all that belongs to it. torchvision v2 transforms take it whole and return a Sample.
+
+    Plain tensors are wrapped, so that transforms know which is which.
 
     image: (3, H, W) uint8, float32 once normalised.
     depth: (1, H, W) float32 metres, 0 = invalid.
@@ -31,20 +36,35 @@ class Sample(NamedTuple):
     camera: Camera
     id: str = ""
 
-    @classmethod
-    def of(cls, image: Tensor, depth: Tensor, label: Tensor, camera: Camera, id: str = "") -> Sample:
-        """A sample of plain tensors of the shapes above, wrapped so that v2 transforms know which is which."""
-        size = tuple(camera.size)
-        shapes = (("image", image, (3, *size)), ("depth", depth, (1, *size)), ("label", label, size))
-        for name, tensor, expected in shapes:
+    def __post_init__(self) -> None:
+        size = tuple(self.camera.size)
+        for name, kind, expected in (
+            ("image", tv_tensors.Image, (3, *size)),
+            ("depth", Depth, (1, *size)),
+            ("label", Label, size),
+        ):
+            tensor = getattr(self, name)
             if tuple(tensor.shape) != expected:
-                raise ValueError(f"sample {id!r}: {name} must be {expected} as its camera, got {tuple(tensor.shape)}")
-        if not depth.is_floating_point() or label.is_floating_point():
+                raise ValueError(
+                    f"sample {self.id!r}: {name} must be {expected} as its camera, got {tuple(tensor.shape)}"
+                )
+            object.__setattr__(self, name, tensor.as_subclass(kind))
+        if not self.depth.is_floating_point() or self.label.is_floating_point():
             raise TypeError(
-                f"sample {id!r}: depth must be floating-point metres and label whole numbers, got {depth.dtype} and "
-                f"{label.dtype}; malleable.to_metres converts counts"
+                f"sample {self.id!r}: depth must be floating-point metres and label whole numbers, got "
+                f"{self.depth.dtype} and {self.label.dtype}; malleable.to_metres converts counts"
             )
-        return cls(tv_tensors.Image(image), depth.as_subclass(Depth), label.as_subclass(Label), camera, id)
+
+
+def _unflatten(parts: Iterable[Any], id: Any) -> Any:
+    image, depth, label, camera = parts
+    if all(isinstance(part, Tensor) for part in (image, depth, label)) and isinstance(camera, Camera):
+        return Sample(image, depth, label, camera, id)
+    return (image, depth, label, camera, id)  # something else was made of the parts
+
+
+# v2 transforms walk through containers as pytrees.
+pytree.register_pytree_node(Sample, lambda s: ([s.image, s.depth, s.label, s.camera], s.id), _unflatten)
 
 
 class SampleDataset(Dataset[Sample]):

@@ -65,7 +65,7 @@ class SyntheticScenes(SampleDataset):
         image = torch.from_numpy(_expose(seen.colour, random)).permute(2, 0, 1)
         cx, cy = scene.view.principal
         camera = Camera(focal, focal, cx, cy, self.size)
-        return Sample.of(image, torch.from_numpy(depth)[None], torch.from_numpy(label), camera, self.ids[position])
+        return Sample(image, torch.from_numpy(depth)[None], torch.from_numpy(label), camera, self.ids[position])
 
 
 def _expose(colour: Array, random: Random) -> Array:
