@@ -1,5 +1,9 @@
 """Convolutions that learn how far they see along the depth axis."""
 
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from malleable import cost, functional
 from malleable.camera import Camera, to_metres
 from malleable.convert import convert
@@ -8,6 +12,9 @@ from malleable.layers import Conv25d, DepthAwareAvgPool2d, DepthAwareConv2d, Mal
 from malleable.models import deeplabv3plus
 from malleable.parameters import parameter_groups
 from malleable.summary import summary
+
+if TYPE_CHECKING:
+    from malleable import data
 
 __all__ = [
     "Camera",
@@ -18,9 +25,16 @@ __all__ = [
     "MalleableConv2d",
     "convert",
     "cost",
+    "data",
     "deeplabv3plus",
     "functional",
     "parameter_groups",
     "summary",
     "to_metres",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name == "data":  # imported on first use: the layers need neither torchvision nor Pillow
+        return import_module("malleable.data")
+    raise AttributeError(f"module 'malleable' has no attribute {name!r}")

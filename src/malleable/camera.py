@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,13 +39,13 @@ class Camera:
     size: tuple[int, int]
 
     def __post_init__(self) -> None:
+        if len(self.size) != 2 or min(self.size) < 1:
+            raise ValueError(f"size must be (height, width), both at least 1, got {self.size}")
         for name in ("fx", "fy"):
             value = getattr(self, name)
             positive = bool((value > 0).all()) if isinstance(value, Tensor) else value > 0
             if not positive:
                 raise ValueError(f"{name} must be a positive focal length in pixels, got {value}")
-        if len(self.size) != 2 or min(self.size) < 1:
-            raise ValueError(f"size must be (height, width), both at least 1, got {self.size}")
 
     @property
     def focal(self) -> float | Tensor:
@@ -79,6 +80,36 @@ class Camera:
     def hflip(self) -> Camera:
         """The camera of the image mirrored left to right."""
         return replace(self, cx=self.size[1] - 1 - self.cx)
+
+    def vflip(self) -> Camera:
+        """The camera of the image mirrored top to bottom."""
+        return replace(self, cy=self.size[0] - 1 - self.cy)
+
+    def back_project(self, depth: Tensor) -> Tensor:
+        """Depth (H, W) in metres → points (3, H, W): x to the right, y down, z away from this one camera."""
+        if tuple(depth.shape) != tuple(self.size):
+            raise ValueError(f"depth must have the camera's size {tuple(self.size)}, got {tuple(depth.shape)}")
+        y = torch.arange(depth.shape[0], dtype=depth.dtype, device=depth.device).view(-1, 1)
+        x = torch.arange(depth.shape[1], dtype=depth.dtype, device=depth.device)
+        return torch.stack([(x - self.cx) / self.fx * depth, (y - self.cy) / self.fy * depth, depth])
+
+    @classmethod
+    def from_dict(cls, entries: Mapping[str, object]) -> Camera:
+        """A camera from ``width, height, fx, fy, cx, cy``, as the data layout's JSON files write it."""
+        numbers = {}
+        for name in ("width", "height", "fx", "fy", "cx", "cy"):
+            value = entries.get(name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ValueError(f"camera needs a number {name!r}, got {value!r} in {dict(entries)}")
+            numbers[name] = value
+        fx, fy, cx, cy = (float(numbers[name]) for name in ("fx", "fy", "cx", "cy"))
+        return cls(fx, fy, cx, cy, (int(numbers["height"]), int(numbers["width"])))
+
+    def to_dict(self) -> dict[str, float]:
+        """What :meth:`from_dict` reads; for one camera, not a batch."""
+        height, width = self.size
+        numbers = {name: float(getattr(self, name)) for name in ("fx", "fy", "cx", "cy")}
+        return {"width": width, "height": height, **numbers}
 
     @classmethod
     def stack(cls, cameras: Sequence[Camera]) -> Camera:

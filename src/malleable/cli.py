@@ -11,6 +11,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("malleable.bench:bench", "measure what the layers cost on this machine"),
     "cost": ("malleable.cost:command", "parameters and multiply-adds, beside the paper's Table 1"),
+    "check": ("malleable.data.check:check", "look through a data set and name what is wrong in it"),
+    "prepare": ("malleable.data.prepare:prepare", "bring a data set's own files into the folder layout"),
 }
 """Verb → ("module:function", what it does in one line). The function returns nothing, or an exit code."""
 
@@ -57,6 +59,7 @@ def as_values(arguments: Sequence[str], types: Mapping[str, Any]) -> list[str]:
         kind = types.get(result[-1].removeprefix("--").replace("-", "_")) if result[-1].startswith("--") else None
         if kind is bool and (not left or left[0] not in ("true", "false")):
             result.append("true")
+        kind = next((option for option in get_args(kind) if get_origin(option) is tuple), kind)  # tuple | None
         length = len(get_args(kind)) if get_origin(kind) is tuple else 0
         if length > 1 and len(left) >= length and not left[0].startswith("["):
             result.append(f"[{','.join(left[:length])}]")

@@ -40,7 +40,7 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
         **options: Any,
     ) -> None:
         # Importing torchvision takes longer than importing this whole package.
-        from torchvision.models.segmentation.deeplabv3 import ASPP  # type: ignore[import-untyped]
+        from torchvision.models.segmentation.deeplabv3 import ASPP
 
         super().__init__()
         if num_classes < 1:

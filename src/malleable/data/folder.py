@@ -1,0 +1,210 @@
+"""The layout of every prepared or private data set: dataset.json, splits/, images/, depth/, labels/, cameras/."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from malleable.camera import Camera, to_metres
+from malleable.data.images import read_counts, read_indices, read_json, read_rgb
+from malleable.data.palette import Colour, check_palette, default_palette
+from malleable.data.sample import Sample, SampleDataset
+from malleable.data.tensors import IGNORE
+
+IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg")
+
+# A median depth outside these bounds, in metres, means a wrong unit: no such scene is an RGB-D camera's.
+_NEAREST_MEDIAN, _FARTHEST_MEDIAN = 0.02, 1000.0
+
+
+@dataclass(frozen=True)
+class Description:
+    """What ``dataset.json`` says."""
+
+    name: str
+    classes: tuple[str, ...]
+    palette: tuple[Colour, ...]
+    ignore: int
+    metres_per_count: float
+    invalid_depth: int
+    camera: Camera | None
+
+    @classmethod
+    def read(cls, path: Path) -> Description:
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is missing; docs/data.md shows what a data set's folder holds")
+        entries = read_json(path)
+        try:
+            return cls._of(entries, default_name=path.parent.name)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    @classmethod
+    def _of(cls, entries: Mapping[str, Any], default_name: str) -> Description:
+        classes = entries.get("classes")
+        if not isinstance(classes, list) or not classes or not all(isinstance(c, str) for c in classes):
+            raise ValueError(f"'classes' must be a list of names, got {classes!r}")
+        if len(classes) > IGNORE:
+            raise ValueError(f"'classes' can hold at most {IGNORE} names, got {len(classes)}")
+        unit = entries.get("metres_per_count")
+        if not isinstance(unit, (int, float)) or isinstance(unit, bool) or not 0 < unit < math.inf:
+            raise ValueError(f"'metres_per_count' must be a positive number, 0.001 for millimetres, got {unit!r}")
+        ignore, invalid = entries.get("ignore", IGNORE), entries.get("invalid_depth", 0)
+        for key, value in (("ignore", ignore), ("invalid_depth", invalid)):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ValueError(f"{key!r} must be a whole number, got {value!r}")
+        if 0 <= ignore < len(classes):
+            raise ValueError(f"'ignore' must not be the index of a class, got {ignore} ({classes[ignore]!r})")
+        palette, camera = entries.get("palette"), entries.get("camera")
+        if camera is not None and not isinstance(camera, Mapping):
+            raise ValueError(f"'camera' must hold width, height, fx, fy, cx, cy, got {camera!r}")
+        return cls(
+            name=str(entries.get("name", default_name)),
+            classes=tuple(classes),
+            palette=default_palette(len(classes)) if palette is None else check_palette(palette, len(classes)),
+            ignore=ignore,
+            metres_per_count=float(unit),
+            invalid_depth=invalid,
+            camera=None if camera is None else Camera.from_dict(camera),
+        )
+
+
+class FolderDataset(SampleDataset):
+    """One split of a data set in the layout of docs/data.md.
+
+    Args:
+        root: the folder that holds ``dataset.json``.
+        split: the name of a file ``splits/<split>.txt``, one id a line.
+        strict: look for every file of the split at once, and raise if any is missing.
+
+    Without a folder ``labels/`` the data set has no labels: every label is 255.
+    """
+
+    def __init__(self, root: str | Path, split: str, *, strict: bool = True) -> None:
+        self.root, self.split = Path(root), split
+        self.description = Description.read(self.root / "dataset.json")
+        self.name, self.classes, self.palette = (
+            self.description.name,
+            self.description.classes,
+            self.description.palette,
+        )
+        self.ids = _read_ids(self.root, split)
+        self.labelled = (self.root / "labels").is_dir()
+        self._class_of = torch.full((256,), -1)
+        self._class_of[: len(self.classes)] = torch.arange(len(self.classes))
+        if 0 <= self.description.ignore < 256:
+            self._class_of[self.description.ignore] = IGNORE
+        if strict:
+            self._require_files()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> Sample:
+        id = self.ids[index]
+        image_path, depth_path, label_path = self._paths(id)
+        image = read_rgb(image_path)
+        camera = self._camera(id)
+        size = tuple(image.shape[-2:])
+        if camera.size != size:
+            raise ValueError(
+                f"{image_path} is {_text(size)} but its camera is for {_text(camera.size)}; give the camera of that "
+                f"size in {self._camera_path(id)} or in dataset.json"
+            )
+        depth = self._depth(depth_path, size)
+        label = self._label(label_path, size) if self.labelled else torch.full(size, IGNORE)
+        return Sample(image, depth[None], label, camera, id)
+
+    def _paths(self, id: str) -> tuple[Path, Path, Path]:
+        candidates = [self.root / "images" / f"{id}{suffix}" for suffix in IMAGE_SUFFIXES]
+        image = next((path for path in candidates if path.exists()), candidates[0])
+        return image, self.root / "depth" / f"{id}.png", self.root / "labels" / f"{id}.png"
+
+    def _require_files(self) -> None:
+        missing = [
+            path for id in self.ids for path in self._paths(id)[: 3 if self.labelled else 2] if not path.exists()
+        ]
+        if missing:
+            names = ", ".join(str(path) for path in missing[:3]) + (", …" if len(missing) > 3 else "")
+            raise FileNotFoundError(
+                f"{len(missing)} files of split {self.split!r} are missing: {names}; add them or take their ids out of "
+                f"{self.root / 'splits' / self.split}.txt"
+            )
+
+    def _camera_path(self, id: str) -> Path:
+        return self.root / "cameras" / f"{id}.json"
+
+    def _camera(self, id: str) -> Camera:
+        path = self._camera_path(id)
+        if not path.exists():
+            if self.description.camera is None:
+                raise ValueError(f"{id} has no camera: add one to {self.root / 'dataset.json'} or write {path}")
+            return self.description.camera
+        try:
+            return Camera.from_dict(read_json(path))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def _depth(self, path: Path, size: tuple[int, ...]) -> Tensor:
+        counts = read_counts(path)
+        _require_size(path, tuple(counts.shape), size)
+        depth = to_metres(counts, self.description.metres_per_count)
+        depth[counts == self.description.invalid_depth] = 0
+        seen = depth[::4, ::4]
+        seen = seen[seen > 0]
+        median = float(seen.median()) if len(seen) else 1.0
+        if not _NEAREST_MEDIAN < median < _FARTHEST_MEDIAN:
+            raise ValueError(
+                f"{path}: half of the depths are below {median:g} m, which looks like a wrong unit; metres_per_count "
+                f"in dataset.json is {self.description.metres_per_count:g}, 0.001 is right for millimetres"
+            )
+        return depth
+
+    def _label(self, path: Path, size: tuple[int, ...]) -> Tensor:
+        raw = read_indices(path)
+        _require_size(path, raw.shape, size)
+        label = self._class_of[torch.from_numpy(raw.astype(np.int64))]
+        if label.min() < 0:
+            unknown = sorted(set(raw[(label < 0).numpy()].tolist()))
+            raise ValueError(
+                f"{path} holds labels {unknown[:8]}, outside the {len(self.classes)} classes of dataset.json and not "
+                f"'ignore' ({self.description.ignore}); class indices start at 0"
+            )
+        return label
+
+
+def split_names(root: Path) -> list[str]:
+    """The splits of a data set's folder, sorted."""
+    return sorted(path.stem for path in (root / "splits").glob("*.txt"))
+
+
+def _read_ids(root: Path, split: str) -> list[str]:
+    path = root / "splits" / f"{split}.txt"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; the splits of {root} are {split_names(root)}")
+    ids = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not ids:
+        raise ValueError(f"{path} is empty; write one id a line")
+    for id in ids:
+        if PurePosixPath(id).is_absolute() or ".." in PurePosixPath(id).parts or "\\" in id:
+            raise ValueError(f"{path}: id {id!r} points outside of the data set")
+    if len(set(ids)) < len(ids):
+        twice = next(id for position, id in enumerate(ids) if id in ids[:position])
+        raise ValueError(f"{path} lists {twice!r} twice")
+    return ids
+
+
+def _require_size(path: Path, size: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if tuple(size) != expected:
+        raise ValueError(f"{path} is {_text(size)} but its image is {_text(expected)}; they must cover the same pixels")
+
+
+def _text(size: tuple[int, ...]) -> str:
+    return f"{size[0]}×{size[1]} (height×width)"

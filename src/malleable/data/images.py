@@ -1,0 +1,91 @@
+"""Image files: read with errors that name the file, written so that no half file is ever left."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
+Array = npt.NDArray[Any]
+
+
+def read_pixels(path: Path, colour: bool = False) -> tuple[Array, str]:
+    """The pixels of a PNG or JPEG file as they are, or as ``colour``, and the Pillow mode they have in the file."""
+    try:
+        with Image.open(path, formats=("PNG", "JPEG")) as image:  # some other formats start programs
+            limit = Image.MAX_IMAGE_PIXELS
+            if limit is not None and image.width * image.height > limit:  # Pillow itself only warns up to twice this
+                raise Image.DecompressionBombError(f"{image.width}×{image.height} pixels, more than {limit}")
+            deep = image.mode in ("I", "F") or image.mode.startswith("I;")
+            convert = colour and image.mode != "RGB" and not deep
+            return np.array(image.convert("RGB") if convert else image), image.mode
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing") from None
+    except Image.DecompressionBombError as error:
+        raise ValueError(
+            f"{path} is too large to be read safely ({error}); raise PIL.Image.MAX_IMAGE_PIXELS if you trust it"
+        ) from None
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        raise ValueError(f"{path} cannot be read as an image ({error}); replace or export it again") from error
+
+
+def read_rgb(path: Path) -> Tensor:
+    """(3, H, W) uint8."""
+    pixels, mode = read_pixels(path, colour=True)
+    if pixels.ndim != 3:
+        raise ValueError(f"{path} is a {mode} image; colour images must have 8 bits per channel")
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def read_counts(path: Path) -> Tensor:
+    """(H, W) int32 from a 16-bit grey image: depth or disparity."""
+    pixels, mode = read_pixels(path)
+    if mode != "I" and not mode.startswith("I;16"):
+        bits = {"L": "8-bit", "P": "palette", "1": "1-bit"}.get(mode, mode)
+        raise ValueError(
+            f"{path} is a {bits} image, too coarse for metric depth; save it as a 16-bit grey PNG and set "
+            "metres_per_count to match"
+        )
+    return torch.from_numpy(pixels.astype(np.int32))
+
+
+def read_indices(path: Path) -> Array:
+    """(H, W) uint8 from an 8-bit grey or palette image: class indices."""
+    pixels, mode = read_pixels(path)
+    if mode not in ("L", "P"):
+        raise ValueError(f"{path} is a {mode} image; labels must be 8-bit grey or palette images of class indices")
+    return pixels.astype(np.uint8, copy=False)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error})") from error
+    if not isinstance(entries, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(entries).__name__}")
+    return entries
+
+
+def write_png(pixels: Array, path: Path) -> None:
+    """An (H, W) uint8 or uint16 or (H, W, 3) uint8 array as PNG, complete or not there at all."""
+    partial = path.with_name(path.name + ".partial")
+    Image.fromarray(pixels).save(partial, format="PNG")
+    os.replace(partial, path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """A text file, complete or not there at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)

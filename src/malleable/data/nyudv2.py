@@ -1,0 +1,133 @@
+"""NYU Depth V2: from its labelled MATLAB (HDF5) file to the folder layout, 894 raw classes to 40."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torchvision.transforms import v2
+
+from malleable.camera import Camera
+from malleable.data.palette import Colour, default_palette
+from malleable.data.parallel import parallel_map, with_progress
+from malleable.data.sample import Sample
+from malleable.data.tensors import IGNORE
+from malleable.data.writer import FolderWriter
+
+DEPTHS = {"filled": "depths", "raw": "rawDepths"}
+
+
+@cache
+def _facts() -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(files("malleable.data").joinpath("nyudv2.json").read_text(encoding="utf-8"))
+    return facts
+
+
+def classes() -> tuple[str, ...]:
+    """The 40 classes in their usual order."""
+    return tuple(_facts()["classes"])
+
+
+def palette() -> tuple[Colour, ...]:
+    """One colour for each of the 40 classes."""
+    return default_palette(len(classes()))
+
+
+def raw_to_class() -> dict[str, int]:
+    """Raw class name → index of one of the 40 classes, for all 894 names."""
+    return {raw: index for index, names in enumerate(_facts()["classes"].values()) for raw in names.split(", ")}
+
+
+def splits() -> dict[str, list[int]]:
+    """The standard split as 0-based image numbers: 795 to train, 654 to test."""
+    train: list[int] = []
+    for part in _facts()["train"].split(","):
+        first, _, last = part.partition("-")
+        train += range(int(first) - 1, int(last or first))
+    chosen = set(train)
+    return {"train": train, "test": [index for index in range(_facts()["images"]) if index not in chosen]}
+
+
+def camera() -> Camera:
+    """Of the colour images, 640 × 480."""
+    return Camera.from_dict(_facts()["camera"])
+
+
+def prepare_nyudv2(
+    file: Path, out: Path, size: tuple[int, int] | None, depth: Literal["filled", "raw"], workers: int
+) -> int:
+    """Write the labelled set ``file`` to the folder ``out``, see ``malleable prepare``; returns how many images."""
+    import h5py
+
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing; it is nyu_depth_v2_labeled.mat of the data set's own site")
+    settings = {"bytes": file.stat().st_size, "size": None if size is None else list(size), "depth": depth}
+    try:
+        mat = h5py.File(file, "r")
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read as HDF5 ({error}); download nyu_depth_v2_labeled.mat again") from error
+    with mat:
+        needed = ("images", "labels", "names", DEPTHS[depth])
+        missing = [name for name in needed if name not in mat]
+        if missing:
+            raise ValueError(f"{file} has no {', '.join(missing)}; it is not nyu_depth_v2_labeled.mat")
+        reader = _Reader(mat, depth)
+        view = reader.camera if size is None else reader.camera.resize(size)
+        writer = FolderWriter(out, "nyudv2", classes(), palette(), view, settings=settings)
+        resize = v2.Identity() if size is None else v2.Resize(size)
+
+        def convert(index: int) -> None:
+            writer.write(resize(reader.sample(index)))
+
+        left = [index for index in range(len(reader)) if not writer.has(_id(index))]
+        for _ in with_progress(parallel_map(convert, left, workers), len(left), "nyudv2"):
+            pass
+        ids = {name: [_id(i) for i in chosen if i < len(reader)] for name, chosen in splits().items()}
+        writer.finish({name: chosen for name, chosen in ids.items() if chosen})
+        return len(reader)
+
+
+def _id(index: int) -> str:
+    return f"{index:04d}"
+
+
+class _Reader:
+    """Samples of the open file. MATLAB stores columns first: an H × W × N array shows here as (N, W, H)."""
+
+    def __init__(self, mat: Any, depth: Literal["filled", "raw"]) -> None:
+        self.images, self.depths, self.labels = mat["images"], mat[DEPTHS[depth]], mat["labels"]
+        count, _, width, height = self.images.shape
+        for name, array in (("labels", self.labels), (DEPTHS[depth], self.depths)):
+            if array.shape != (count, width, height):
+                raise ValueError(f"{name} has shape {array.shape}, expected {(count, width, height)} as the images")
+        names = ["".join(map(chr, mat[reference][()].ravel())) for reference in mat["names"][()].ravel()]
+        self.class_of = _class_table(names)
+        self.camera = camera().resize((height, width))
+
+    def __len__(self) -> int:
+        return int(self.images.shape[0])
+
+    def sample(self, index: int) -> Sample:
+        image = np.ascontiguousarray(self.images[index].transpose(0, 2, 1))
+        depth = np.ascontiguousarray(self.depths[index].T, dtype=np.float32)
+        raw = self.labels[index].T
+        if raw.max() >= len(self.class_of):
+            raise ValueError(f"image {index}: label {raw.max()} has no name; the file has {len(self.class_of) - 1}")
+        depth = np.where(np.isfinite(depth) & (depth > 0), depth, 0)[None]
+        label = torch.from_numpy(self.class_of[raw])
+        return Sample(torch.from_numpy(image), torch.from_numpy(depth), label, self.camera, _id(index))
+
+
+def _class_table(names: Sequence[str]) -> Any:
+    """Raw label 0 (unlabelled) … len(names) → class index."""
+    known = raw_to_class()
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"the file names classes that NYUDv2 does not have: {unknown[:5]}")
+    return np.array([IGNORE, *(known[name] for name in names)], dtype=np.int64)

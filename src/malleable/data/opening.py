@@ -1,0 +1,52 @@
+"""Which class reads which data set, and which splits it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+from malleable.data.cityscapes import SPLITS, Cityscapes
+from malleable.data.folder import FolderDataset, split_names
+from malleable.data.sample import SampleDataset
+from malleable.data.synthetic import SyntheticScenes, World
+
+_SYNTHETIC = {"train": (0, 1000), "val": (1, 200), "test": (2, 200)}
+"""Seed and length of each split of a synthetic world."""
+
+
+def open_dataset(source: str | Path, split: str, *, strict: bool = True) -> SampleDataset:
+    """A split of whatever ``source`` is: ``"rooms"``, ``"streets"``, a folder with dataset.json, or Cityscapes' tree.
+
+    A folder in the working directory goes before a world of the same name. ``strict`` as for ``FolderDataset``.
+    """
+    root = Path(source)
+    if not root.exists() and str(source) in get_args(World):
+        if split not in _SYNTHETIC:
+            raise ValueError(f"split must be one of {', '.join(_SYNTHETIC)}, got {split!r}")
+        seed, length = _SYNTHETIC[split]
+        return SyntheticScenes(source, seed=seed, length=length)  # type: ignore[arg-type]
+    _require_folder(root)
+    return Cityscapes(root, split) if _is_cityscapes(root) else FolderDataset(root, split, strict=strict)
+
+
+def splits_of(source: str | Path) -> list[str]:
+    """The names of all splits of ``source``."""
+    root = Path(source)
+    if not root.exists() and str(source) in get_args(World):
+        return list(_SYNTHETIC)
+    _require_folder(root)
+    if _is_cityscapes(root):
+        return [split for split in SPLITS if (root / "leftImg8bit" / split).is_dir()]
+    names = split_names(root)
+    if not names:
+        raise FileNotFoundError(f"{root / 'splits'} holds no <split>.txt; write one id a line")
+    return names
+
+
+def _require_folder(root: Path) -> None:
+    if not root.is_dir():
+        raise FileNotFoundError(f"{root} is neither a folder nor one of {', '.join(get_args(World))}")
+
+
+def _is_cityscapes(root: Path) -> bool:
+    return (root / "leftImg8bit").is_dir()

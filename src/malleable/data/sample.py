@@ -1,0 +1,111 @@
+"""One RGB-D image with its labels and camera, a batch of them, and what every data set offers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+
+from malleable.camera import Camera
+from malleable.data.palette import Colour
+from malleable.data.tensors import Depth, Label
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One image and all that belongs to it. torchvision v2 transforms take it whole and return a Sample.
+
+    Plain tensors are wrapped, so that transforms know which is which.
+
+    image: (3, H, W) uint8, float32 once normalised.
+    depth: (1, H, W) float32 metres, 0 = invalid.
+    label: (H, W) int64, 255 = ignore; 255 everywhere for an image without labels.
+    camera: of this very image, whatever transforms it went through.
+    id: names the sample in errors and predictions.
+    """
+
+    image: Tensor
+    depth: Tensor
+    label: Tensor
+    camera: Camera
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        size = tuple(self.camera.size)
+        for name, kind, expected in (
+            ("image", tv_tensors.Image, (3, *size)),
+            ("depth", Depth, (1, *size)),
+            ("label", Label, size),
+        ):
+            tensor = getattr(self, name)
+            if tuple(tensor.shape) != expected:
+                raise ValueError(
+                    f"sample {self.id!r}: {name} must be {expected} as its camera, got {tuple(tensor.shape)}"
+                )
+            object.__setattr__(self, name, tensor.as_subclass(kind))
+        if not self.depth.is_floating_point() or self.label.is_floating_point():
+            raise TypeError(
+                f"sample {self.id!r}: depth must be floating-point metres and label whole numbers, got "
+                f"{self.depth.dtype} and {self.label.dtype}; malleable.to_metres converts counts"
+            )
+
+
+def _unflatten(parts: Iterable[Any], id: Any) -> Any:
+    image, depth, label, camera = parts
+    if all(isinstance(part, Tensor) for part in (image, depth, label)) and isinstance(camera, Camera):
+        return Sample(image, depth, label, camera, id)
+    return (image, depth, label, camera, id)  # something else was made of the parts
+
+
+# v2 transforms walk through containers as pytrees.
+pytree.register_pytree_node(Sample, lambda s: ([s.image, s.depth, s.label, s.camera], s.id), _unflatten)
+
+
+class SampleDataset(Dataset[Sample]):
+    """A data set of samples.
+
+    ``classes`` are names, ``palette`` one (red, green, blue) of 0..255 per class, ``ids`` name the samples in order.
+    """
+
+    name: str
+    ids: list[str]
+    classes: tuple[str, ...]
+    palette: tuple[Colour, ...]
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> Sample:
+        raise NotImplementedError
+
+
+class Batch(NamedTuple):
+    """What a network and a loss are given. ``focal`` belongs to the image as it is here, after all transforms."""
+
+    image: Tensor  # (N, 3, H, W) float32
+    depth: Tensor  # (N, 1, H, W) float32 metres, 0 = invalid
+    label: Tensor  # (N, H, W) int64, 255 = ignore
+    focal: Tensor  # (N,) float32 pixels
+    ids: list[str]
+
+
+def collate(samples: Sequence[Sample]) -> Batch:
+    """Samples of one size as a batch of plain tensors."""
+    sizes = {tuple(sample.camera.size) for sample in samples}
+    if len(sizes) != 1:
+        ids = ", ".join(sample.id for sample in samples)
+        raise ValueError(f"samples of a batch must have one size, got {sorted(sizes)} for {ids}; crop or resize them")
+    image, depth, label = (
+        torch.stack([part.as_subclass(Tensor) for part in parts])
+        for parts in zip(*((sample.image, sample.depth, sample.label) for sample in samples), strict=True)
+    )
+    if not image.is_floating_point():
+        raise TypeError(f"images must be normalised float32 to be batched, got {image.dtype}; add eval_transform()")
+    focal = torch.tensor([float(sample.camera.focal) for sample in samples], dtype=torch.float32)
+    return Batch(image, depth, label, focal, [sample.id for sample in samples])

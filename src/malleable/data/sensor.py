@@ -1,0 +1,55 @@
+"""What depth cameras make of true depth: noise, range and holes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+def kinect(depth: Array, focal: float, random: np.random.Generator) -> Array:
+    """Structured light: noise grows with z², holes in the projector's shadow and along depth edges, 0.4 to 10 m."""
+    noise = 0.0012 + 0.0019 * np.square(np.minimum(depth, 10) - 0.4)  # metres, one standard deviation
+    measured = depth + noise * random.standard_normal(depth.shape, np.float32)
+    edge = _beside_edge(depth, 0.05) & (random.random(depth.shape, np.float32) < 0.4)
+    hidden = _hidden(0.075 * focal / depth)
+    return np.where(edge | hidden | (depth < 0.4) | (depth > 10), 0, measured).astype(np.float32)
+
+
+def stereo(depth: Array, focal: float, width: int, random: np.random.Generator) -> Array:
+    """Matching of two images 0.21 m apart: noise constant in disparity, holes where one camera is blind, far invalid.
+
+    Accuracy is that of an image 2048 pixels wide, half a pixel, whatever ``width`` is rendered here.
+    """
+    pixel = width / 2048
+    disparity = 0.21 * focal / depth
+    measured = disparity + 0.5 * pixel * random.standard_normal(depth.shape, np.float32)
+    known = (measured > 2.5 * pixel) & ~_hidden(disparity)
+    return np.where(known, 0.21 * focal / np.where(known, measured, 1), 0).astype(np.float32)
+
+
+def _hidden(disparity: Array) -> Array:
+    """Pixels of the left view that something nearer, to their right, covers in the right view."""
+    place = np.arange(disparity.shape[1], dtype=np.float32) - disparity
+    ahead = np.minimum.accumulate(place[:, ::-1], axis=1)[:, ::-1]
+    covered = np.zeros(disparity.shape, bool)
+    covered[:, :-1] = place[:, :-1] > ahead[:, 1:]
+    return covered
+
+
+def _beside_edge(depth: Array, share: float) -> Array:
+    """Pixels one of whose four neighbours differs by more than ``share`` of the depth."""
+    edge = np.zeros(depth.shape, bool)
+    for axis in (0, 1):
+        jump = np.abs(np.diff(depth, axis=axis)) > share * np.minimum(*_pairs(depth, axis))
+        first, second = _pairs(edge, axis)
+        first |= jump
+        second |= jump
+    return edge
+
+
+def _pairs(image: Array, axis: int) -> tuple[Array, Array]:
+    return (image[:-1], image[1:]) if axis == 0 else (image[:, :-1], image[:, 1:])

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from data.files import CAMERA, SIZE, save
+from malleable import Camera
+from malleable.data import FolderDataset
+
+
+def test_a_sample_is_what_the_files_say(folder):
+    root = folder()
+    data = FolderDataset(root, "train")
+    sample = data[1]
+    assert len(data) == 2
+    assert sample.id == "b"
+    assert torch.equal(sample.image, torch.from_numpy(np.array(Image.open(root / "images/b.png"))).permute(2, 0, 1))
+    assert torch.equal(sample.label, torch.from_numpy(np.array(Image.open(root / "labels/b.png"))).long())
+    counts = np.asarray(Image.open(root / "depth/b.png")).astype(np.float32)
+    np.testing.assert_allclose(sample.depth[0].numpy(), counts / 1000, rtol=1e-6)
+    assert sample.camera == Camera.from_dict(CAMERA)
+    assert (sample.image.dtype, sample.depth.dtype, sample.label.dtype) == (torch.uint8, torch.float32, torch.int64)
+
+
+def test_classes_and_palette(folder):
+    palette = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    data = FolderDataset(folder(palette=palette), "test")
+    assert data.classes == ("wall", "floor", "thing")
+    assert [list(colour) for colour in data.palette] == palette
+
+
+def test_without_a_palette_every_class_gets_its_own_colour(folder):
+    assert len(set(FolderDataset(folder(), "test").palette)) == 3
+
+
+def test_invalid_depth_and_ignore_are_mapped(folder):
+    root = folder(invalid_depth=65535, ignore=9)
+    depth, label = np.full(SIZE, 1000, np.uint16), np.zeros(SIZE, np.uint8)
+    depth[0, :3], label[2, :4] = (65535, 0, 2000), 9
+    save(depth, root / "depth/a.png")
+    save(label, root / "labels/a.png")
+    sample = FolderDataset(root, "train")[0]
+    assert sample.depth[0, 0, :4].tolist() == [0.0, 0.0, 2.0, 1.0]
+    assert (sample.label == 255).sum() == 4
+
+
+def test_a_camera_file_goes_before_the_common_camera(folder):
+    root = folder()
+    (root / "cameras").mkdir()
+    (root / "cameras/b.json").write_text(json.dumps({**CAMERA, "fx": 99.0}))
+    data = FolderDataset(root, "train")
+    assert [data[0].camera.fx, data[1].camera.fx] == [20.0, 99.0]
+
+
+def test_grey_palette_and_jpeg_images_are_read_as_colour(folder):
+    root = folder()
+    (root / "images/a.png").unlink()
+    Image.new("L", SIZE[::-1], 77).save(root / "images/a.jpg")
+    Image.new("P", SIZE[::-1], 0).save(root / "images/b.png")
+    data = FolderDataset(root, "train")
+    assert (data[0].image == 77).all()
+    assert data[1].image.shape == (3, *SIZE)
+
+
+def test_without_labels_everything_is_ignored(folder):
+    root = folder()
+    for path in (root / "labels").iterdir():
+        path.unlink()
+    (root / "labels").rmdir()
+    assert (FolderDataset(root, "train")[0].label == 255).all()
+
+
+def breaks(root: Path, message: str, split: str = "train") -> None:
+    with pytest.raises((ValueError, OSError), match=message):
+        FolderDataset(root, split)[0]
+
+
+def test_missing_depth_is_named_at_once(folder):
+    root = folder()
+    (root / "depth/b.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"1 files of split 'train' are missing: .*depth/b\.png.*train\.txt"):
+        FolderDataset(root, "train")
+    assert FolderDataset(root, "train", strict=False)[0].id == "a"
+    with pytest.raises(FileNotFoundError, match=r"depth/b\.png is missing"):
+        FolderDataset(root, "train", strict=False)[1]
+
+
+@pytest.mark.parametrize("kind", ["depth", "labels"])
+def test_sizes_that_differ(folder, kind):
+    root = folder()
+    pixels = np.full((6, 8), 1000, np.uint16) if kind == "depth" else np.zeros((6, 8), np.uint8)
+    save(pixels, root / kind / "a.png")
+    breaks(root, rf"{kind}/a\.png is 6×8 .* but its image is 12×16")
+
+
+def test_camera_of_another_size(folder):
+    breaks(folder(camera={**CAMERA, "width": 32}), r"images/a\.png is 12×16 .* camera is for 12×32 .*cameras/a\.json")
+
+
+def test_labels_outside_the_class_list(folder):
+    root = folder()
+    save(np.full(SIZE, 3, np.uint8), root / "labels/a.png")
+    breaks(root, r"labels/a\.png holds labels \[3\], outside the 3 classes")
+
+
+def test_eight_bit_depth(folder):
+    root = folder()
+    save(np.full(SIZE, 200, np.uint8), root / "depth/a.png")
+    breaks(root, r"depth/a\.png is a 8-bit image.*16-bit")
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1.0])
+def test_a_unit_that_cannot_be(folder, unit):
+    breaks(folder(metres_per_count=unit), r"depth/a\.png: .*wrong unit.*metres_per_count")
+
+
+@pytest.mark.parametrize(("unit", "median"), [(1e-6, "0.003 m"), (1.0, "3000 m")])
+def test_a_median_of_3_mm_or_3_km_is_refused(folder, unit, median):
+    root = folder(metres_per_count=unit)
+    save(np.full(SIZE, 3000, np.uint16), root / "depth/a.png")
+    breaks(root, median)
+
+
+def test_depth_that_is_wholly_unknown_is_allowed(folder):
+    root = folder()
+    save(np.zeros(SIZE, np.uint16), root / "depth/a.png")
+    assert (FolderDataset(root, "train")[0].depth == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"classes": None}, "'classes' must be a list"),
+        ({"metres_per_count": None}, "'metres_per_count' must be a positive number"),
+        ({"metres_per_count": "mm"}, "'metres_per_count'.*'mm'"),
+        ({"ignore": 1}, "'ignore' must not be the index of a class, got 1 .'floor'"),
+        ({"palette": [[0, 0, 0]]}, "'palette' must have one colour for each of the 3"),
+        ({"palette": [[0, 0, 0], [0, 0, 300], [0, 0, 1]]}, "300"),
+        ({"camera": {**CAMERA, "fx": None}}, "'fx'"),
+        ({"camera": None}, r"a has no camera"),
+        ({"camera": [640, 480]}, "'camera' must hold width"),
+    ],
+)
+def test_a_wrong_description_names_its_file(folder, changes, message):
+    breaks(folder(**changes), rf"dataset\.json.*{message}|{message}.*dataset\.json")
+
+
+def test_broken_json(folder):
+    root = folder()
+    (root / "dataset.json").write_text("{")
+    breaks(root, r"dataset\.json is not valid JSON")
+
+
+def test_a_missing_split_lists_those_there_are(folder):
+    breaks(folder(), r"val\.txt is missing; .*'test', 'train'", split="val")
+
+
+@pytest.mark.parametrize("id", ["../secret", "/etc/passwd", "x/../../y", "..\\\\y"])
+def test_ids_stay_inside_the_folder(folder, id):
+    root = folder()
+    (root / "splits/train.txt").write_text(f"{id}\n")
+    breaks(root, "points outside")
+
+
+def test_an_id_twice(folder):
+    root = folder()
+    (root / "splits/train.txt").write_text("a\nb\na\n")
+    breaks(root, "lists 'a' twice")
+
+
+@pytest.mark.parametrize("kind", ["images", "depth", "labels"])
+@pytest.mark.parametrize("keep", [0, 20, 0.7])
+def test_corrupt_files_are_named(folder, kind, keep):
+    root = folder()
+    path = root / kind / "a.png"
+    content = path.read_bytes()
+    path.write_bytes(content[: keep if isinstance(keep, int) else int(keep * len(content))])
+    breaks(root, rf"{kind}/a\.png cannot be read as an image")
+
+
+def test_only_png_and_jpeg_are_opened_whatever_the_name(folder):
+    root = folder()
+    Image.new("RGB", SIZE[::-1]).save(root / "images/a.png", format="EPS")  # Pillow would start Ghostscript for it
+    breaks(root, r"images/a\.png cannot be read as an image")
+
+
+def test_deep_colour_images_are_refused(folder):
+    root = folder()
+    save(np.zeros(SIZE, np.uint16), root / "images/a.png")
+    breaks(root, r"images/a\.png is a I;16 image; colour images must have 8 bits")
+
+
+@pytest.mark.parametrize("limit", [SIZE[0] * SIZE[1] - 1, 10])  # Pillow alone would only warn about the first
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_image_bombs_are_refused(folder, monkeypatch, limit):
+    root = folder()
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+    breaks(root, r"images/a\.png is too large to be read safely")

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from malleable.data import Sample, SyntheticScenes, open_dataset, splits_of
+
+WORLDS = ("rooms", "streets")
+
+
+def same(first: Sample, second: Sample) -> bool:
+    equal = all(torch.equal(getattr(first, part), getattr(second, part)) for part in ("image", "depth", "label"))
+    return equal and first.camera == second.camera and first.id == second.id
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_sample_depends_on_seed_and_index_only(world):
+    data = SyntheticScenes(world, seed=4)
+    np.random.seed(1)
+    later = data[7]
+    for index in (7, 3):
+        data[index]
+    again = SyntheticScenes(world, seed=4, length=9)
+    assert same(later, again[7])
+    assert same(later, again[-2])
+    assert not torch.equal(later.image, data[8].image)
+    assert not torch.equal(later.image, SyntheticScenes(world, seed=5)[7].image)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("size", [(120, 160), (61, 47)])
+def test_samples_are_what_every_data_set_gives(world, size):
+    data = SyntheticScenes(world, size=size, length=3)
+    sample = data[2]
+    assert sample.image.shape == (3, *size)
+    assert sample.image.dtype == torch.uint8
+    assert sample.depth.dtype == torch.float32
+    assert sample.camera.size == size
+    assert sample.id == data.ids[2]
+    assert 0 <= sample.label.min() <= sample.label.max() < len(data.classes) == len(data.palette)
+    assert torch.isfinite(sample.depth).all()
+    assert len(data) == 3
+    with pytest.raises(IndexError):
+        data[3]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_class_occurs(world):
+    data = SyntheticScenes(world, size=(60, 80))
+    counts = sum(torch.bincount(data[i].label.flatten(), minlength=len(data.classes)) for i in range(60))
+    assert (counts / counts.sum()).min() > 0.002
+
+
+def test_range_and_holes():
+    rooms = torch.stack([SyntheticScenes("rooms")[i].depth for i in range(10)])
+    streets = torch.stack([SyntheticScenes("streets")[i].depth for i in range(10)])
+    assert rooms[rooms > 0].min() >= 0.35
+    assert rooms.max() < 10.5
+    assert 0.005 < (rooms == 0).float().mean() < 0.1
+    assert 100 < streets.max() < 300
+    assert 0.1 < (streets == 0).float().mean() < 0.4
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_depth_and_camera_give_a_flat_floor(seed):
+    """The floor, back-projected, is a plane: depth is along the axis and the focal length is the image's."""
+    sample = SyntheticScenes("rooms", seed=seed)[0]
+    floor = (sample.label == 1) & (sample.depth[0] > 0)
+    points = sample.camera.back_project(sample.depth[0])[:, floor].double()
+    centred = points - points.mean(dim=1, keepdim=True)
+    normal = torch.linalg.svd(centred, full_matrices=False)[0][:, 2]
+    assert (normal @ centred).std() < 0.03  # metres, noise included
+    assert normal[1].abs() > 0.85  # upright but for the camera's pitch
+
+
+def lookup_miou(train: list[tuple[np.ndarray, np.ndarray]], test: list[tuple[np.ndarray, np.ndarray]], n: int) -> float:
+    """mIoU in percent of the best guess from one number per pixel, learnt by counting."""
+    counts = np.zeros((1 + max(int(key.max()) for key, _ in train + test), n))
+    for key, label in train:
+        np.add.at(counts, (key, label), 1)
+    prior = counts.sum(axis=0)
+    guess = (counts / prior).argmax(axis=1)  # classes as if equally frequent, which favours mean IoU
+    joint = np.zeros((n, n))
+    for key, label in test:
+        np.add.at(joint, (guess[key], label), 1)
+    hit = joint.diagonal()
+    return float(100 * (hit / (joint.sum(axis=0) + joint.sum(axis=1) - hit)).mean())
+
+
+def test_colour_alone_does_not_give_the_class_and_place_in_space_says_more():
+    data = SyntheticScenes("rooms", size=(60, 80))
+    colours, places = [], []
+    for i in range(120):
+        sample = data[i]
+        known = sample.depth[0] > 0
+        label = sample.label[known].numpy()
+        red, green, blue = (sample.image.long() // 32).numpy()
+        points = sample.camera.back_project(sample.depth[0]).numpy()
+        height = np.clip((points[1] + 2.5) * 4, 0, 20).astype(int)
+        distance = np.clip(points[2] * 2, 0, 15).astype(int)
+        colours.append(((red * 64 + green * 8 + blue)[known], label))
+        places.append(((height * 16 + distance)[known], label))
+    n = len(data.classes)
+    colour, place = (lookup_miou(pairs[:80], pairs[80:], n) for pairs in (colours, places))
+    assert colour < 15
+    assert place > 1.5 * colour
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="rooms, streets"):
+        SyntheticScenes("forests")
+    with pytest.raises(ValueError, match="size"):
+        SyntheticScenes(size=(4, 100))
+    with pytest.raises(ValueError, match="seed"):
+        SyntheticScenes(seed=-1)
+
+
+def test_worlds_open_by_name_with_disjoint_splits():
+    assert splits_of("rooms") == ["train", "val", "test"]
+    train, val = open_dataset("rooms", "train"), open_dataset("rooms", "val")
+    assert not set(train.ids) & set(val.ids)
+    with pytest.raises(ValueError, match="train, val, test"):
+        open_dataset("streets", "dev")
+
+
+def test_a_folder_opens_by_its_path(folder):
+    assert open_dataset(folder(), "train").ids == ["a", "b"]
