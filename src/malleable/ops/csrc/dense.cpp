@@ -137,6 +137,47 @@ bool constant_centre(const Problem& p, const T* assign, std::vector<float>& valu
   return true;
 }
 
+// kLanes rows of weights, (channel, tap) along each, to [tap][channel][kPanel]: whole cache lines both ways.
+template <typename T>
+void pack_rows(const T* from, int64_t pitch, int columns, int taps, int64_t slab, float* to) {
+  for (int m = 0; m < columns; m += kLanes) {
+    const int count = std::min(kLanes, columns - m);
+    Vec tile[kLanes];
+    if (count == kLanes) {
+#pragma GCC unroll 16
+      for (int l = 0; l < kLanes; ++l) tile[l] = load_lanes(from + l * pitch + m);
+      transpose_step<kLanes / 2>(tile);
+    } else {
+      for (int l = 0; l < count; ++l)
+        for (int r = 0; r < kLanes; ++r) tile[l][r] = from[r * pitch + m + l];
+    }
+    for (int l = 0; l < count; ++l) store(to + (m + l) % taps * slab + int64_t((m + l) / taps) * kPanel, tile[l]);
+  }
+}
+
+// The way back for the gradient of the weights: the sum of `shares` of [tap][channel][pitch] to kLanes rows.
+template <typename T>
+void unpack_rows(const float* from, int64_t share, int shares, int64_t slab, int pitch, int columns, int taps, T* to,
+                 int64_t to_pitch) {
+  for (int m = 0; m < columns; m += kLanes) {
+    const int count = std::min(kLanes, columns - m);
+    Vec tile[kLanes];
+    for (int l = 0; l < count; ++l) {
+      const float* row = from + (m + l) % taps * slab + int64_t((m + l) / taps) * pitch;
+      tile[l] = load(row);
+      for (int s = 1; s < shares; ++s) tile[l] += load(row + s * share);
+    }
+    if (count == kLanes) {
+      transpose_step<kLanes / 2>(tile);
+#pragma GCC unroll 16
+      for (int l = 0; l < kLanes; ++l) store_lanes(to + l * to_pitch + m, tile[l]);
+    } else {
+      for (int l = 0; l < count; ++l)
+        for (int r = 0; r < kLanes; ++r) to[r * to_pitch + m + l] = float(tile[l][r]);
+    }
+  }
+}
+
 // Weights as panels, [kernel][tap][panel][input][kPanel], inputs being x's channels, or y's for the gradient of x.
 // With `centre` the first kernel's centre tap holds the sum over kernels, weighted by it.
 template <typename T>
@@ -150,13 +191,18 @@ void pack(const Problem& p, const T* weight, int group, bool transposed, const s
   for (int k = 0; k < p.kernels; ++k)
     for (int panel = 0; panel < panels; ++panel) {
       const T* from = weight + (int64_t(k) * p.out_channels + group * o) * c * taps + panel * kPanel * per_output;
+      float* to = out + int64_t(k) * taps * slab + int64_t(panel) * inputs * kPanel;
       const int wide = std::min(kPanel, outputs - panel * kPanel);
+      int j = 0;
+      if (!transposed)
+        for (; j + kLanes <= wide; j += kLanes)
+          pack_rows(from + j * per_output, per_output, inputs * taps, taps, slab, to + j);
       for (int i = 0; i < inputs; ++i)
         for (int t = 0; t < taps; ++t) {
-          float* to = out + (int64_t(k) * taps + t) * slab + (int64_t(panel) * inputs + i) * kPanel;
           const T* w = from + i * per_input + t;
-          for (int j = 0; j < wide; ++j) to[j] = w[j * per_output];
-          for (int j = wide; j < kPanel; ++j) to[j] = 0;
+          float* row = to + t * slab + int64_t(i) * kPanel;
+          for (int l = j; l < wide; ++l) row[l] = w[l * per_output];
+          for (int l = wide; l < kPanel; ++l) row[l] = 0;
         }
     }
   if (!centre) return;
@@ -376,18 +422,30 @@ void backward_weight(const Problem& p, const T* grad, const T* x, const T* assig
           }
         }
     }
+    if (collapse)  // each kernel's share of the one sum
+      for (int share = 0; share < shares; ++share)
+        for (int k = p.kernels - 1; k >= 0; --k) {
+          const float* one = parts + share * part + int64_t(centre) * c * pitch;
+          float* to = parts + share * part + (int64_t(k) * taps + centre) * c * pitch;
+          for (int64_t i = 0; i < int64_t(c) * pitch; ++i) to[i] = one[i] * middle[k];
+        }
 #pragma omp parallel for collapse(2) num_threads(p.threads) schedule(static)
     for (int k = 0; k < p.kernels; ++k)
-      for (int i = 0; i < o; ++i)
-        for (int j = 0; j < c; ++j)
-          for (int t = 0; t < taps; ++t) {
-            const bool one = collapse && t == centre;
+      for (int i = 0; i < o; i += kLanes) {
+        const float* from = parts + int64_t(k) * taps * c * pitch + i;
+        T* to = grad_weight + (int64_t(k) * p.out_channels + group * o + i) * c * taps;
+        if (i + kLanes <= o) {
+          unpack_rows(from, part, shares, int64_t(c) * pitch, pitch, c * taps, taps, to, int64_t(c) * taps);
+          continue;
+        }
+        for (int l = 0; l < o - i; ++l)
+          for (int m = 0; m < c * taps; ++m) {
             float s = 0;
             for (int share = 0; share < shares; ++share)
-              s += parts[share * part + ((int64_t(one ? 0 : k) * taps + t) * c + j) * pitch + i];
-            T& to = grad_weight[((int64_t(k) * p.out_channels + group * o + i) * c + j) * taps + t];
-            to = one ? s * middle[k] : s;
+              s += from[share * part + (int64_t(m % taps) * c + m / taps) * pitch + l];
+            to[int64_t(l) * c * taps + m] = s;
           }
+      }
   }
 }
 
