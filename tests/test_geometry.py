@@ -95,6 +95,17 @@ def test_one_geometry_serves_two_backward_passes() -> None:
         geometry.relative_depth(WINDOW, (8, 8)).value.sum().backward()
 
 
+def test_focal_lengths_can_learn() -> None:
+    focal = torch.tensor([50.0], requires_grad=True)
+    geometry = mb.Geometry(depth_map(8, 8), focal)
+    with torch.no_grad():
+        geometry.relative_depth(WINDOW, (8, 8))
+    for _ in range(2):
+        geometry.relative_depth(WINDOW, (8, 8)).value.square().sum().backward()
+    assert focal.grad is not None
+    assert focal.grad > 0
+
+
 def test_what_inference_mode_cached_does_not_reach_training() -> None:
     geometry = mb.Geometry(depth_map(8, 8), 50.0)
     layer = mb.MalleableConv2d(2, 2, 3, padding=1)
@@ -130,6 +141,8 @@ def test_wrong_geometry_is_refused(depth: torch.Tensor, focal: float | torch.Ten
 
 
 def test_counts_are_not_metres() -> None:
+    with pytest.raises(TypeError, match="focal must be a number or a tensor, got list"):
+        mb.Geometry(torch.ones(1, 1, 8, 8), [50.0])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="to_metres"):
         mb.Geometry(torch.ones(1, 1, 8, 8, dtype=torch.int32), 50.0)
 

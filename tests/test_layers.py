@@ -134,6 +134,55 @@ def test_temperature_stays_positive_and_alive(optimizer: Any, lr: float) -> None
         assert layer.raw_temperature.grad > 0
 
 
+@pytest.mark.parametrize("raw", [-1e3, -1e10, -3e38])
+def test_the_coldest_layers_give_no_nan(raw: float) -> None:
+    layer = mb.MalleableConv2d(2, 2, 3, padding=1)
+    layer.raw_temperature.data.fill_(raw)
+    depth = steps().requires_grad_()
+    y = layer(torch.randn(2, 2, 12, 14), mb.Geometry(depth, 40.0))
+    y.square().sum().backward()
+    assert all(torch.isfinite(v).all() for v in (y, depth.grad, *(p.grad for p in layer.parameters())) if v is not None)
+
+
+def test_temperature_can_be_set() -> None:
+    layer = mb.MalleableConv2d(2, 2, 3)
+    for t in (3.0, 0.2):
+        layer.temperature = t
+        assert layer.temperature.item() == pytest.approx(t)
+    with pytest.raises(ValueError, match="temperature must be positive, got -1"):
+        layer.temperature = -1.0
+    with pytest.raises(ValueError, match=r"too small or too large for torch\.float16"):
+        mb.MalleableConv2d(2, 2, 3, temperature=1e-6, dtype=torch.float16)
+
+
+def test_a_seed_draws_the_weights_of_a_convolution() -> None:
+    torch.manual_seed(3)
+    conv = nn.Conv2d(4, 6, 3)
+    torch.manual_seed(3)
+    layer = mb.MalleableConv2d(4, 6, 3, kernels=1)
+    assert torch.equal(conv.weight, layer.weight)
+    assert layer.bias is not None
+    assert torch.equal(conv.bias, layer.bias)
+
+
+def test_a_field_without_the_centre_cannot_start_as_a_convolution() -> None:
+    with pytest.raises(ValueError, match="move the centers towards 0"):
+        mb.MalleableConv2d.from_conv2d(nn.Conv2d(2, 2, 3), centers=[10, 11, 12, 13, 14], temperature=0.1)
+
+
+def test_gain_is_exact_under_autocast() -> None:
+    conv = nn.Conv2d(2, 2, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = mb.MalleableConv2d.from_conv2d(conv, 2)
+    assert inside.gain == mb.MalleableConv2d.from_conv2d(conv, 2).gain
+
+
+def test_meta_tensors_have_shapes() -> None:
+    layer = mb.MalleableConv2d(4, 6, 3, 2, 1, device="meta")
+    geometry = mb.Geometry(torch.empty(2, 1, 24, 28, device="meta"), 40.0)
+    assert layer(torch.empty(2, 4, 12, 14, device="meta"), geometry).shape == (2, 6, 6, 7)
+
+
 def test_temperature_is_smooth_where_it_bends() -> None:
     layer = mb.MalleableConv2d(1, 1, 1, dtype=torch.float64)
     slopes = []
@@ -296,11 +345,13 @@ def test_pooling_flat_depth_is_average_pooling(kernel: int) -> None:
     ("arguments", "message"),
     [
         ({"kernels": 0}, "kernels must be at least 1"),
-        ({"centers": [0, 1, 2]}, "centers must have K \\+ 2 = 5 entries, got 3"),
+        ({"centers": [0, 1, 2]}, "centers must have K \\+ 2 = 5 entries, all finite, got 3"),
         ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
         ({"temperature": -1.0}, "temperature"),
         ({"learnable": ("centres",)}, "learnable .* got \\['centres'\\]"),
         ({"invalid": "drop"}, "invalid must be one of"),
+        ({"centers": [0, 1, 2, 3, float("nan")]}, "all finite"),
+        ({"groups": 0}, "divisible by groups=0"),
         ({"groups": 3}, "in_channels must be positive and divisible by groups=3, got 4"),
         ({"in_channels": 0}, "in_channels"),
     ],
@@ -308,6 +359,13 @@ def test_pooling_flat_depth_is_average_pooling(kernel: int) -> None:
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mb.MalleableConv2d(**{"in_channels": 4, "out_channels": 6, "kernel_size": 3, **arguments})
+
+
+def test_wrong_pools_are_refused() -> None:
+    with pytest.raises(ValueError, match="padding must be a number or a pair"):
+        mb.DepthAwareAvgPool2d(2, padding="same")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="x must have shape"):
+        mb.DepthAwareAvgPool2d(2)(torch.ones(4), mb.Geometry(steps(), 40.0))
 
 
 @pytest.mark.parametrize("alpha", [-1.0, float("nan")])
@@ -327,7 +385,8 @@ def test_wrong_alpha_is_refused(alpha: float) -> None:
         (torch.ones(2, 4, 14, 12), mb.Geometry(steps(2, 24, 48), 40.0), ValueError, "cannot come from an image"),
         (torch.ones(2, 4, 24, 28), mb.Geometry(steps(), 40.0), ValueError, "cannot come from an image"),
         (torch.ones(2, 4, 12, 14), torch.ones(2, 1, 12, 14), TypeError, "geometry must be"),
-        (torch.ones(2, 4, 2, 2), mb.Geometry(steps(2, 2, 2), 40.0), ValueError, "smaller than kernel_size"),
+        (torch.ones(2, 4, 2, 2), mb.Geometry(steps(2, 2, 2), 40.0), ValueError, "x of 2×2 is smaller than kernel_size"),
+        (torch.ones(2, 4, 12, 14, device="meta"), mb.Geometry(steps(), 40.0), ValueError, "x is on meta but weight"),
     ],
 )
 def test_wrong_inputs_are_refused(x: Tensor, geometry: Any, error: type[Exception], message: str) -> None:

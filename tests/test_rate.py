@@ -27,13 +27,23 @@ def test_the_rate_is_found_again(rate: int, height: int, width: int) -> None:
         assert found == rate
 
 
-@pytest.mark.parametrize("size", [(225, 225), (450, 450), (33, 65), (481, 641), (427, 561)])
+@pytest.mark.parametrize("size", [(225, 300), (450, 600), (33, 65), (481, 641), (427, 561)])
 @pytest.mark.parametrize("halvings", range(6))
 def test_networks_that_halve_their_maps(size: tuple[int, int], halvings: int) -> None:
     feature = size
     for _ in range(halvings):
         feature = (ceil_div(feature[0], 2), ceil_div(feature[1], 2))
     assert integer_rate(size, feature) == 2**halvings
+
+
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 20))
+def test_exact_ratios_go_first(rate: int, height: int, width: int) -> None:
+    assert integer_rate((rate * height, rate * width), (height, width)) == rate
+
+
+def test_maps_without_pixels_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least one pixel"):
+        integer_rate((0, 4), (0, 2))
 
 
 def test_no_integer_rate_takes_the_nearest_pixel() -> None:

@@ -28,6 +28,7 @@ def malleable_logits(d: Tensor, centers: Tensor, temperature: Tensor | float) ->
     Returns:
         (N, K + 2, ...)
     """
+    d = d.to(torch.promote_types(d.dtype, torch.float32))
     a = centers.view(1, -1, *[1] * (d.ndim - 1))
     offset = d.clamp(-_FARTHEST, _FARTHEST).unsqueeze(1) - a  # d − a_k
     first, inner, last = offset[:, :1], offset[:, 1:-1], offset[:, -1:]

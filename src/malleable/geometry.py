@@ -107,9 +107,10 @@ class Geometry:
 
     def _share(self, key: Hashable, compute: Callable[[], T]) -> T:
         # A compiler finds common subexpressions itself, and a graph kept here would be freed by the first backward.
-        if torch.compiler.is_compiling() or (self.depth.requires_grad and torch.is_grad_enabled()):
+        learns = torch.is_grad_enabled() and (self.depth.requires_grad or self.focal.requires_grad)
+        if learns or torch.compiler.is_compiling():
             return compute()
-        key = (key, torch.is_inference_mode_enabled())
+        key = (key, torch.is_inference_mode_enabled(), torch.is_grad_enabled())
         if key not in self._shared:
             self._shared[key] = compute()
         return cast(T, self._shared[key])
@@ -118,9 +119,13 @@ class Geometry:
 def _focal_per_sample(focal: float | Tensor, depth: Tensor) -> Tensor:
     batch = depth.shape[0]
     if not isinstance(focal, Tensor):
+        if not isinstance(focal, (int, float)):
+            raise TypeError(f"focal must be a number or a tensor, got {type(focal).__name__}")
         if not 0 < focal < float("inf"):
             raise ValueError(f"focal must be a positive number of pixels, got {focal}")
-        return torch.full((batch,), float(focal), dtype=torch.float64, device=depth.device)
+        return torch.full(
+            (batch,), float(focal), dtype=torch.promote_types(depth.dtype, torch.float32), device=depth.device
+        )
     if focal.ndim > 1 or (focal.ndim == 1 and focal.shape[0] != batch):
         raise ValueError(f"focal must be a number or have shape ({batch},) like the batch, got {tuple(focal.shape)}")
     if focal.device != depth.device:

@@ -29,6 +29,7 @@ LEARNABLE = ("centers", "temperature", "rebalance")
 
 # Below this temperature the parameter is bent (see MalleableConv2d.temperature).
 _BEND = 0.5
+_COLDEST = 1e-12
 
 
 class DepthConv2d(nn.Module):
@@ -52,7 +53,7 @@ class DepthConv2d(nn.Module):
     ) -> None:
         super().__init__()
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
-            if value < 1 or value % groups:
+            if groups < 1 or value < 1 or value % groups:
                 raise ValueError(f"{name} must be positive and divisible by groups={groups}, got {value}")
         if kernels < 1:
             raise ValueError(f"kernels must be at least 1, got {kernels}")
@@ -84,7 +85,8 @@ class DepthConv2d(nn.Module):
     def from_conv2d(cls, conv2d: nn.Conv2d, **options: Any) -> Self:
         """A layer that starts as ``conv2d``: its weights in every kernel (paper, 3.3), its bias, dtype and device.
 
-        On flat or missing depth the new layer computes what ``conv2d`` did. ``options`` go to the constructor.
+        On flat depth, and on missing depth with ``invalid="same"``, the new layer computes what ``conv2d`` did.
+        ``options`` go to the constructor.
         """
         if type(conv2d).forward is not nn.Conv2d.forward or parametrize.is_parametrized(conv2d):
             raise TypeError(
@@ -118,7 +120,7 @@ class DepthConv2d(nn.Module):
 
     def forward(self, x: Tensor, geometry: Geometry) -> Tensor:
         """x (N, C, H, W) at any rate of the geometry's image → (N, O, Hout, Wout), as ``nn.Conv2d`` gives."""
-        check_features(x, self.weight, self.groups)
+        check_features(x, self.weight, self.window, self.groups)
         check_geometry(x, geometry)
         assign = self.assign(geometry, x.shape[-2:], torch.promote_types(x.dtype, torch.float32))
         return depth_conv2d(x, self.weight, assign, self.bias, self.stride, self.padding, self.dilation, self.groups)
@@ -183,10 +185,10 @@ class MalleableConv2d(DepthConv2d):
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
             kernels=kernels, invalid=invalid, device=device, dtype=dtype
         )  # fmt: skip
-        if centers is not None and len(centers) != kernels + 2:
-            raise ValueError(f"centers must have K + 2 = {kernels + 2} entries, got {len(centers)}: {list(centers)}")
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"temperature must be positive, got {temperature}")
+        if centers is not None and (len(centers) != kernels + 2 or not all(map(math.isfinite, centers))):
+            raise ValueError(
+                f"centers must have K + 2 = {kernels + 2} entries, all finite, got {len(centers)}: {list(centers)}"
+            )
         learnable = (learnable,) if isinstance(learnable, str) else tuple(learnable)
         unknown = sorted(set(learnable) - set(LEARNABLE))
         if unknown:
@@ -200,15 +202,17 @@ class MalleableConv2d(DepthConv2d):
         self.raw_temperature = nn.Parameter(torch.empty((), **options), "temperature" in learnable)
         self.rebalance = nn.Parameter(torch.empty(kernels, **options), "rebalance" in learnable)  # b_k
         self.register_buffer("gain", torch.empty((), **options))
-        self.reset_parameters()
+        self._reset_receptive_field()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw the weights anew and set the receptive field back to where it started."""
         super().reset_parameters()
-        t = self.initial_temperature
+        self._reset_receptive_field()
+
+    @torch.no_grad()
+    def _reset_receptive_field(self) -> None:
         self.centers.copy_(torch.tensor(self.initial_centers, dtype=torch.float64))
-        self.raw_temperature.fill_(t if t >= _BEND else 2 * _BEND - _BEND**2 / t)
+        self.temperature = self.initial_temperature
         self.rebalance.zero_()
         self.gain.fill_(1.0)
 
@@ -216,9 +220,18 @@ class MalleableConv2d(DepthConv2d):
     def from_conv2d(cls, conv2d: nn.Conv2d, kernels: int = 3, **options: Any) -> Self:
         """As :meth:`DepthConv2d.from_conv2d`; ``gain`` makes up for what the receptive field takes at equal depth."""
         layer = super().from_conv2d(conv2d, kernels=kernels, **options)
-        with torch.no_grad():
-            at_equal_depth = layer.scales @ layer.receptive_field(torch.zeros((), device=layer.weight.device))
-            layer.gain.fill_(1 / at_equal_depth)
+        # On the CPU and in full precision, whatever the layer's own device and dtype.
+        centers = torch.tensor(layer.initial_centers, dtype=torch.float64, device="cpu")
+        d = torch.zeros(1, dtype=torch.float64, device="cpu")
+        at_equal_depth = (
+            malleable_assign(d, centers, layer.initial_temperature).mean().item()
+        )  # Σ s_k g_k, all s_k equal
+        if at_equal_depth < 1e-6:
+            raise ValueError(
+                f"centers={layer.initial_centers} with temperature={layer.initial_temperature} leave no kernel at "
+                "equal depth, so the layer cannot start as the convolution; move the centers towards 0"
+            )
+        layer.gain.fill_(1 / at_equal_depth)
         return layer
 
     @property
@@ -229,7 +242,18 @@ class MalleableConv2d(DepthConv2d):
         makes t zero or negative or takes its gradient away.
         """
         raw = _at_least_float32(self.raw_temperature)
-        return torch.where(raw < _BEND, _BEND**2 / (2 * _BEND - raw.clamp(max=_BEND)), raw)
+        t = torch.where(raw < _BEND, _BEND**2 / (2 * _BEND - raw.clamp(max=_BEND)), raw)
+        return t + (_COLDEST - t).clamp(min=0).detach()  # d² / t must stay finite
+
+    @temperature.setter
+    def temperature(self, t: float) -> None:
+        if not 0 < t < math.inf:
+            raise ValueError(f"temperature must be positive, got {t}")
+        raw = t if t >= _BEND else 2 * _BEND - _BEND**2 / t
+        if abs(raw) > torch.finfo(self.raw_temperature.dtype).max:
+            raise ValueError(f"temperature {t} is too small or too large for {self.raw_temperature.dtype}")
+        with torch.no_grad():
+            self.raw_temperature.fill_(raw)
 
     @property
     def scales(self) -> Tensor:
@@ -323,14 +347,16 @@ class DepthAwareAvgPool2d(nn.Module):
 
     def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, *, alpha: float = 8.3) -> None:
         super().__init__()
+        if isinstance(padding, str):
+            raise ValueError(f"padding must be a number or a pair for pooling, got {padding!r}")
         self.window = Window.of(kernel_size, kernel_size if stride is None else stride, padding)
         self.alpha = _check_alpha(alpha)
 
     def forward(self, x: Tensor, geometry: Geometry) -> Tensor:
         """x (N, C, H, W) at any rate of the geometry's image → (N, C, Hout, Wout)."""
-        channels = x.shape[1]
+        channels = x.shape[1] if x.ndim == 4 else 0
         weight = x.new_ones(channels, 1, *self.window.kernel_size)
-        check_features(x, weight, channels)
+        check_features(x, weight, self.window, channels)
         check_geometry(x, geometry)
         dtype = torch.promote_types(x.dtype, torch.float32)
         size = x.shape[-2:]

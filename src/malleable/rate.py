@@ -17,8 +17,8 @@ def sample_positions(
     """The rate of a feature map of ``size`` in an ``image`` (both height, width), and the rows and columns it samples.
 
     At an integer rate r, that is ceil(image / r) = size, feature (i, j) sits on pixel (r·i, r·j); otherwise each
-    feature takes the nearest pixel above and left of it. Small maps may fit several integers: networks halve their
-    maps, so a power of two is preferred, and then the smallest.
+    feature takes the nearest pixel above and left of it. Small maps may fit several integers: an exact ratio goes
+    first, then a power of two, as networks halve their maps, then the smallest.
     """
     if torch.compiler.is_exporting():
         return _sample_positions_as_tensors(image, size, device)
@@ -33,10 +33,16 @@ def sample_positions(
 
 def integer_rate(image: Sequence[int], size: Sequence[int]) -> int | None:
     """The integer r with ceil(image / r) = size in both directions, or None."""
+    if min(size) < 1 or min(image) < 1:
+        raise ValueError(
+            f"maps must have at least one pixel, got an image of {tuple(image)} and a map of {tuple(size)}"
+        )
     low = max(-(-n // s) for n, s in zip(image, size, strict=True))
     high = min(-(-n // (s - 1)) - 1 if s > 1 else 2 * n for n, s in zip(image, size, strict=True))
     if low > high:
         return None
+    if all(n == low * s for n, s in zip(image, size, strict=True)):
+        return low
     return next((p for p in _POWERS_OF_TWO if low <= p <= high), low)
 
 
@@ -50,7 +56,7 @@ def _sample_positions_as_tensors(
     high = torch.where(s > 1, (n + s - 2) // (s - 1).clamp(min=1) - 1, 2 * n).amin(0)
     powers = torch.tensor(_POWERS_OF_TWO, dtype=torch.int64, device=device)
     best = torch.where((powers >= low) & (powers <= high), powers, 2 * _POWERS_OF_TWO[-1]).amin(0)
-    rate = torch.where(best <= high, best, low)
+    rate = torch.where((best <= high) & (n != low * s).any(), best, low)
     rows, columns = (
         torch.where(low <= high, i * rate, i * n[axis] // s[axis])
         for axis, i in enumerate(torch.arange(length, device=device) for length in size)

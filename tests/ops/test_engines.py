@@ -30,6 +30,10 @@ SHAPES: dict[str, tuple[Any, ...]] = {
     "grouped": (2, 12, 18, 3, 3, (7, 8), 3, 1, 1, 1),
     "depthwise": (2, 70, 70, 3, 70, (9, 10), 7, 1, 3, 1),
     "depthwise strided": (1, 20, 20, 2, 20, (11, 9), 3, 2, 1, 2),
+    "narrow groups": (1, 64, 128, 2, 16, (6, 7), 3, 1, 1, 1),
+    "many groups": (1, 256, 512, 2, 256, (3, 4), 1, 1, 0, 1),
+    "several blocks": (1, 8, 8, 2, 1, (21, 70), 3, 1, 1, 1),
+    "beyond the map": (1, 8, 8, 2, 1, (6, 7), 3, 1, 9, 9),
     "one kernel": (1, 16, 16, 1, 1, (8, 8), 3, 1, 1, 1),
     "many kernels": (1, 4, 4, 9, 1, (6, 6), 3, 1, 1, 1),
     "no batch": (0, 4, 4, 3, 1, (6, 6), 3, 1, 1, 1),
@@ -124,6 +128,24 @@ def test_layouts_and_threads(engine: str, shape: str, threads: int) -> None:
         torch.set_num_threads(before)
 
 
+def test_sums_over_many_groups_are_not_rounded_on_the_way() -> None:
+    x, weight = torch.ones(1, 512, 4, 4).bfloat16(), torch.ones(2 * 1024, 1, 1, 1).bfloat16()
+    assign = torch.rand(1, 2, 1, 4, 4).bfloat16().requires_grad_()
+    y = depth_conv2d(x, weight, assign, groups=512)
+    y.backward(torch.ones_like(y))
+    assert assign.grad is not None
+    assert (assign.grad == 1024).all()
+
+
+def test_a_workspace_that_does_not_fit_is_an_error_not_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, assign = TestChoice.x, TestChoice.weight, TestChoice.assign
+    if reason := native.can_run(x, weight, assign, Window.of(1), 1):
+        pytest.skip(reason)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2**30)
+    with pytest.raises(MemoryError, match="workspace of the CPU engine"):
+        native.forward(x, weight, assign, Window.of(1), 1)
+
+
 def test_the_fast_engine_is_the_default_on_the_cpu() -> None:
     if isinstance(build.library(), str):
         pytest.skip(str(build.library()))
@@ -189,6 +211,14 @@ class TestBuild:
         assert engines.choose("auto", x, weight, assign, Window.of(1), 1) is engines.ENGINES["blocks"]
         warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
         assert len(warnings) == 1
+
+    def test_no_home(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("MALLEABLE_CACHE")
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+        reason = build.library()
+        assert isinstance(reason, str)
+        assert "MALLEABLE_CACHE names another place" in reason
 
     def test_a_compiler_that_fails(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         script = tmp_path / "broken"

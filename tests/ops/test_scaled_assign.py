@@ -52,6 +52,12 @@ def test_sums_do_not_depend_on_the_number_of_threads() -> None:
     assert all(torch.equal(results[0], r) for r in results[1:])  # type: ignore[arg-type]
 
 
+def test_another_engine_means_no_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLEABLE_ENGINE", "plain")
+    monkeypatch.setattr("malleable.ops.scaled_assign.library", lambda: pytest.fail("built all the same"))
+    scaled_assign(torch.zeros(1, 1, 2, 2), torch.arange(-2.0, 3.0), torch.tensor(1.0), torch.ones(3))
+
+
 def test_opcheck() -> None:
     d = torch.randn(2, 9, 5, 6, requires_grad=True)
     rest = (torch.arange(-2.0, 3.0), torch.tensor(1.0), torch.ones(3))

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -21,8 +22,9 @@ FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-
 
 def cache_folder() -> Path:
     """Where built libraries are kept: $MALLEABLE_CACHE, else malleable/ in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("MALLEABLE_CACHE") or Path(base) / "malleable")
+    if chosen := os.environ.get("MALLEABLE_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "malleable"
 
 
 @functools.lru_cache(maxsize=1)
@@ -35,37 +37,37 @@ def library() -> ctypes.CDLL | str:
 
 
 def _find() -> ctypes.CDLL | str:
-    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
-    if compiler is None or shutil.which(compiler) is None:
-        return f"no C++ compiler ({compiler or 'g++, clang++ or c++'}) was found"
+    compiler = shlex.split(os.environ.get("CXX") or next(filter(shutil.which, ("g++", "c++")), "g++"))
+    if shutil.which(compiler[0]) is None:
+        return f"no C++ compiler ({compiler[0]}) was found"
     try:
         path = cache_folder() / f"cpu-{_fingerprint(compiler)}.so"
         if not path.exists():
-            logger.info("building the CPU engine with %s into %s: some seconds, once", compiler, path)
+            logger.info("building the CPU engine with %s into %s: some seconds, once", compiler[0], path)
             _build(compiler, path)
         return ctypes.CDLL(str(path))
     except subprocess.CalledProcessError as error:
-        return f"{compiler} could not build the CPU engine: {error.stderr.strip()[:500]}"
-    except OSError as error:
-        return f"the CPU engine could not be built or loaded: {error}"
+        return f"{compiler[0]} could not build the CPU engine: {error.stderr.strip()[:500]}"
+    except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home folder
+        return f"the CPU engine could not be built or loaded: {error}; MALLEABLE_CACHE names another place for it"
 
 
-def _build(compiler: str, path: Path) -> None:
+def _build(compiler: list[str], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Built beside its final place and moved there whole: processes that start together never see half a file.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         fresh = Path(folder) / path.name
-        command = [compiler, *FLAGS, *map(str, sorted(SOURCES.glob("*.cpp"))), "-o", str(fresh)]
-        subprocess.run(command, check=True, capture_output=True, text=True)
+        command = [*compiler, *FLAGS, *map(str, sorted(SOURCES.glob("*.cpp"))), "-o", str(fresh)]
+        subprocess.run(command, check=True, capture_output=True, text=True, errors="replace")
         fresh.replace(path)
 
 
-def _fingerprint(compiler: str) -> str:
+def _fingerprint(compiler: list[str]) -> str:
     """Changes with the source, the flags, the compiler and the processor it builds for."""
     digest = hashlib.sha256(" ".join(FLAGS).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.read_bytes())
-    digest.update(subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout)
+    digest.update(subprocess.run([*compiler, "--version"], check=True, capture_output=True).stdout)
     digest.update(_processor().encode())
     return digest.hexdigest()[:16]
 

@@ -45,7 +45,7 @@ def depth_conv2d(
             f"got {tuple(x.shape)}, {tuple(weight.shape)} and {tuple(assign.shape)}"
         )
     window = Window.of(tuple(weight.shape[-2:]), stride, padding, dilation)
-    check_features(x, weight, groups)
+    check_features(x, weight, window, groups)
     _check_assign(x, weight, assign, bias, window, groups)
     check_engine(engine)
     device = x.device.type
@@ -62,14 +62,21 @@ def depth_conv2d(
     return y if bias is None else y + bias.view(-1, 1, 1)
 
 
-def check_features(x: Tensor, weight: Tensor, groups: int) -> None:
+def check_features(x: Tensor, weight: Tensor, window: Window, groups: int) -> None:
     """Refuse features that ``weight`` cannot be applied to."""
     if x.ndim != 4:
         raise ValueError(f"x must have shape (N, C, H, W), got {tuple(x.shape)}")
     if not x.is_floating_point():
         raise TypeError(f"x must be floating point, got {x.dtype}; convert integer images first, for example x.float()")
+    if x.device != weight.device:
+        raise ValueError(f"x is on {x.device} but weight on {weight.device}; move both to one device")
     if x.shape[1] != weight.shape[1] * groups:
         raise ValueError(f"x must have {weight.shape[1] * groups} channels, got {x.shape[1]} in {tuple(x.shape)}")
+    if not torch.compiler.is_exporting() and min(window.output_size(x.shape[-2:])) < 1:
+        raise ValueError(
+            f"x of {x.shape[2]}×{x.shape[3]} is smaller than kernel_size {window.kernel_size} with dilation "
+            f"{window.dilation}: add padding"
+        )
 
 
 def _check_assign(x: Tensor, weight: Tensor, assign: Tensor, bias: Tensor | None, window: Window, groups: int) -> None:
@@ -81,12 +88,9 @@ def _check_assign(x: Tensor, weight: Tensor, assign: Tensor, bias: Tensor | None
         )
     if bias is not None and bias.shape != (weight.shape[0] // kernels,):
         raise ValueError(f"bias must have shape ({weight.shape[0] // kernels},), got {tuple(bias.shape)}")
-    size = window.output_size(x.shape[-2:])
-    if min(size) < 1:
-        raise ValueError(
-            f"x of {x.shape[2]}×{x.shape[3]} is smaller than kernel_size {window.kernel_size} with dilation "
-            f"{window.dilation}: add padding"
-        )
-    expected = (x.shape[0], kernels, window.taps, *size)
+    for name, tensor in (("assign", assign), ("bias", bias)):
+        if tensor is not None and tensor.device != x.device:
+            raise ValueError(f"{name} is on {tensor.device} but x on {x.device}; move both to one device")
+    expected = (x.shape[0], kernels, window.taps, *window.output_size(x.shape[-2:]))
     if tuple(assign.shape) != expected:
         raise ValueError(f"assign must have shape (N, K, taps, Hout, Wout) = {expected}, got {tuple(assign.shape)}")

@@ -53,8 +53,9 @@ def choose(engine: str, x: Tensor, weight: Tensor, assign: Tensor, window: Windo
     An engine that was asked for and cannot run the call is an error that says why.
     """
     source = f"engine={engine!r}"
-    if engine == "auto" and os.environ.get("MALLEABLE_ENGINE", "auto") != "auto":
-        engine = os.environ["MALLEABLE_ENGINE"]
+    wish = os.environ.get("MALLEABLE_ENGINE") or "auto"
+    if engine == "auto" and wish != "auto":
+        engine = wish
         source = f"MALLEABLE_ENGINE={engine}"
         if engine not in ENGINES:
             raise ValueError(f"{source} must be 'auto' or one of {', '.join(map(repr, ENGINES))}")

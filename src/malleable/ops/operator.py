@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from malleable.ops.engines import choose
+from malleable.ops.layout import output_format
 from malleable.window import Window
 
 
@@ -23,11 +24,8 @@ def _window(weight: Tensor, stride: list[int], padding: list[int], dilation: lis
 
 
 def _new_output(x: Tensor, weight: Tensor, assign: Tensor) -> Tensor:
-    """An empty output, channels-last whenever nn.Conv2d's would be."""
-    last = torch.channels_last
-    channels_last = any(t.is_contiguous(memory_format=last) and not t.is_contiguous() for t in (x, weight))
     shape = (x.shape[0], weight.shape[0] // assign.shape[1], *assign.shape[-2:])
-    return x.new_empty(shape).contiguous(memory_format=last if channels_last else torch.contiguous_format)
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=output_format(x, weight))
 
 
 @torch.library.custom_op("malleable::depth_conv2d", mutates_args=())
@@ -47,8 +45,7 @@ def operator(
         y = choose(engine, x, weight, assign, window, groups).forward(x, weight, assign, window, groups)
     if bias is not None:
         y += bias.view(-1, 1, 1)
-    expected = _new_output(x, weight, assign)
-    return y if y.stride() == expected.stride() else expected.copy_(y)
+    return y.contiguous(memory_format=output_format(x, weight))
 
 
 @operator.register_fake
@@ -85,11 +82,11 @@ def operator_backward(
     wanted = (needs[0], needs[1], needs[2])
     with torch.autocast(x.device.type, enabled=False):
         gradients = run.backward(grad, x, weight, assign, window, groups, wanted)
-    outputs = _new_gradients(x, weight, assign, needs)
-    return tuple(  # type: ignore[return-value]
-        output if g is None else g if g.stride() == output.stride() else output.copy_(g)
-        for g, output in zip(gradients, outputs, strict=True)
+    a, b, c = (
+        t.new_empty(0) if g is None else g if g.stride() == t.stride() else torch.empty_like(t).copy_(g)
+        for g, t in zip(gradients, (x, weight, assign), strict=True)
     )
+    return a, b, c
 
 
 def _new_gradients(x: Tensor, weight: Tensor, assign: Tensor, needs: list[bool]) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,6 +6,7 @@ The equations themselves are in ``malleable/assign.py``; this is their fast twin
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Any, cast
 
 import torch
@@ -35,14 +36,22 @@ def scaled_assign(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor
     return _plain(d, centers, temperature, scale)
 
 
+def _library() -> ctypes.CDLL | None:
+    """The C++ twin, unless another engine than it was asked for or it cannot be built."""
+    if os.environ.get("MALLEABLE_ENGINE", "") not in ("", "auto", "native"):
+        return None
+    built = library()
+    return None if isinstance(built, str) else built
+
+
 def _plain(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) -> Tensor:
     return malleable_assign(d, centers, temperature) * scale.view(1, -1, *[1] * (d.ndim - 1))
 
 
 @torch.library.custom_op("malleable::scaled_assign", mutates_args=())
 def _operator(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) -> Tensor:
-    built = library()
-    if isinstance(built, str):
+    built = _library()
+    if built is None:
         return _plain(d, centers, temperature, scale)
     d, centers, scale = d.contiguous(), centers.contiguous(), scale.contiguous()
     out = _new_output(d, scale)
@@ -66,8 +75,8 @@ def _new_output(d: Tensor, scale: Tensor) -> Tensor:
 def _backward(
     grad: Tensor, d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    built = library()
-    if isinstance(built, str):
+    built = _library()
+    if built is None:
         leaves = [t.detach().requires_grad_() for t in (d, centers, temperature, scale)]
         with torch.enable_grad():
             y = _plain(*leaves)

@@ -91,7 +91,7 @@ extern "C" void malleable_assign(int64_t batch, int64_t size, int32_t kernels, c
     }
 }
 
-// sums: [K + 2 centres, temperature, K scales] in double; grad_d may be null.
+// sums: [K + 2 centres, temperature, K scales] in double.
 extern "C" void malleable_assign_backward(int64_t batch, int64_t size, int32_t kernels, const float* grad,
                                           const float* d, const float* centers, float temperature, const float* scale,
                                           float* grad_d, double* sums, int32_t threads) {
@@ -123,7 +123,7 @@ extern "C" void malleable_assign_backward(int64_t batch, int64_t size, int32_t k
           total[j] -= to_offset;
           total[kernels + 2] -= to_h * classes.h[j];
         }
-        if (grad_d) store_some(grad_d + n * size + i, abs(at) <= kFarthest ? slope : Vec{}, last - i);
+        store_some(grad_d + n * size + i, abs(at) <= kFarthest ? slope : Vec{}, last - i);
       }
       double* row = rows.data() + (n * chunks + chunk) * numbers;
       for (int j = 0; j < numbers; ++j) row[j] = sum(total[j]);

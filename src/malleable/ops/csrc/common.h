@@ -66,15 +66,30 @@ struct Float16 {
 };
 #endif
 
-// Cache-aligned memory of one thread.
-struct Buffer {
-  std::unique_ptr<float, decltype(&std::free)> data{nullptr, &std::free};
-  explicit Buffer(size_t floats) {
-    data.reset(static_cast<float*>(std::aligned_alloc(64, (floats * sizeof(float) + 127) / 64 * 64)));
-    if (!data) throw std::bad_alloc();
+// Cache-aligned memory, one piece per thread, made before the threads start: an exception must not leave them.
+class Buffers {
+ public:
+  Buffers(int threads, int64_t floats) : pitch_((floats + 31) / 16 * 16) {
+    data_.reset(static_cast<float*>(std::aligned_alloc(64, size_t(pitch_) * threads * sizeof(float))));
+    if (!data_) throw std::bad_alloc();
   }
-  float* get() { return data.get(); }
+  float* mine() const { return data_.get() + pitch_ * omp_get_thread_num(); }
+
+ private:
+  int64_t pitch_;
+  std::unique_ptr<float, decltype(&std::free)> data_{nullptr, &std::free};
 };
+
+// Runs a kernel for a caller that knows no exceptions: 0 if it went well, 1 if there was not enough memory.
+template <typename F>
+int guarded(F run) {
+  try {
+    run();
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
 
 inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
@@ -97,9 +112,14 @@ namespace {
 #define MALLEABLE_FOR_EVERY_TYPE(export) export(float32, float) export(bfloat16, BFloat16)
 #endif
 
-struct Region {  // of a map, rows and columns from first to last, possibly beyond its borders
+struct Region {  // of a map, possibly beyond its borders
   int row, column, rows, columns;
   int pixels() const { return rows * columns; }
+  Region clipped(int height, int width) const {
+    const int top = std::max(row, 0), left = std::max(column, 0);
+    return {top, left, std::max(0, std::min(row + rows, height) - top),
+            std::max(0, std::min(column + columns, width) - left)};
+  }
 };
 
 inline Vec load_lanes(const float* p) { return load(p); }
@@ -192,6 +212,31 @@ void scatter(const float* in, int pitch, T* map, const int64_t* stride, int chan
         for (int c = 0; c < channels; ++c) to[c * stride[1]] = from[c];
     }
   }
+}
+
+// The tap that relative depth is measured from.
+inline int centre_of(const Problem& p) { return p.kh / 2 * p.kw + p.kw / 2; }
+
+// How many of a map's channels fit a buffer of 8 MiB for so many pixels.
+inline int channels_at_once(int channels, int64_t pixels) {
+  const int64_t fit = std::max<int64_t>(32, (int64_t(1) << 21) / std::max<int64_t>(pixels, 1) / 16 * 16);
+  return int(std::min<int64_t>(channels, fit));
+}
+
+// The assignment of the centre tap, if it is the same everywhere: its kernels then act as one.
+template <typename T>
+bool constant_centre(const Problem& p, const T* assign, std::vector<float>& value) {
+  const int64_t pixels = int64_t(p.out_height) * p.out_width, taps = p.kh * p.kw, centre = centre_of(p);
+  value.assign(p.kernels, 0.0f);
+  for (int n = 0; n < p.batch; ++n)
+    for (int k = 0; k < p.kernels; ++k) {
+      const T* a = assign + ((int64_t(n) * p.kernels + k) * taps + centre) * pixels;
+      if (n == 0) value[k] = a[0];
+      bool same = true;
+      for (int64_t i = 0; i < pixels; ++i) same &= float(a[i]) == value[k];
+      if (!same) return false;
+    }
+  return true;
 }
 
 struct Blocks {  // a map cut into regions of about so many pixels

@@ -93,9 +93,11 @@ void forward(const Problem& p, const T* x, const T* weight, const T* assign, T* 
   const Blocks blocks(p.out_height, p.out_width, kBlock);
   const Region largest{0, 0, blocks.rows, blocks.columns};
   pack(p, weight, pitch, packed);
+  const Buffers ins(p.threads, int64_t(input_of(p, largest).pixels()) * kSlice);
+  const Buffers outs(p.threads, int64_t(largest.pixels()) * kSlice);
 #pragma omp parallel num_threads(p.threads)
   {
-    Buffer in(int64_t(input_of(p, largest).pixels()) * kSlice), out(int64_t(largest.pixels()) * kSlice);
+    float *in = ins.mine(), *out = outs.mine();
     Block block(largest.pixels(), taps, p.kernels);
 #pragma omp for collapse(2) schedule(dynamic)
     for (int n = 0; n < p.batch; ++n)
@@ -105,15 +107,15 @@ void forward(const Problem& p, const T* x, const T* weight, const T* assign, T* 
         copy_assign(p, assign, n, r, block.assign.data());
         for (int c = 0; c < p.channels; c += kSlice) {
           const int channels = std::min(kSlice, p.channels - c), width = round_up(channels, kLanes);
-          gather(x + n * p.x_stride[0] + c * p.x_stride[1], p.x_stride, p.height, p.width, channels, source, in.get(),
+          gather(x + n * p.x_stride[0] + c * p.x_stride[1], p.x_stride, p.height, p.width, channels, source, in,
                  width);
           for (int i = 0; i < r.pixels(); ++i)
             block.pixel[i] =
-                in.get() + (int64_t(i / r.columns) * p.sh * source.columns + i % r.columns * p.sw) * width;
+                in + (int64_t(i / r.columns) * p.sh * source.columns + i % r.columns * p.sw) * width;
           for (int t = 0; t < taps; ++t)
             block.tap[t] = (int64_t(t / p.kw) * p.dh * source.columns + t % p.kw * p.dw) * width;
-          mix_all(block, r.pixels(), taps, p.kernels, packed + c, pitch, out.get(), width);
-          scatter(out.get(), width, y + n * p.y_stride[0] + c * p.y_stride[1], p.y_stride, channels, r);
+          mix_all(block, r.pixels(), taps, p.kernels, packed + c, pitch, out, width);
+          scatter(out, width, y + n * p.y_stride[0] + c * p.y_stride[1], p.y_stride, channels, r);
         }
       }
   }
@@ -128,10 +130,11 @@ void backward_input(const Problem& p, const T* grad, const T* weight, const T* a
   const Blocks blocks(p.height, p.width, kBlock);
   const Region largest{0, 0, blocks.rows, blocks.columns};
   pack(p, weight, pitch, packed);
+  const Buffers ins(p.threads, int64_t(largest.rows + reach_h) * (largest.columns + reach_w) * kSlice);
+  const Buffers outs(p.threads, int64_t(largest.pixels()) * kSlice);
 #pragma omp parallel num_threads(p.threads)
   {
-    Buffer in(int64_t(largest.rows + reach_h) * (largest.columns + reach_w) * kSlice);
-    Buffer out(int64_t(largest.pixels()) * kSlice);
+    float *in = ins.mine(), *out = outs.mine();
     Block block(largest.pixels(), taps, p.kernels);
 #pragma omp for collapse(2) schedule(dynamic)
     for (int n = 0; n < p.batch; ++n)
@@ -158,24 +161,24 @@ void backward_input(const Problem& p, const T* grad, const T* weight, const T* a
           const int channels = std::min(kSlice, p.channels - c), width = round_up(channels, kLanes);
           const T* source = grad + n * p.y_stride[0] + c * p.y_stride[1];
           if (p.sh == 1 && p.sw == 1) {
-            gather(source, p.y_stride, p.out_height, p.out_width, channels, {row, column, rows, columns}, in.get(), width);
+            gather(source, p.y_stride, p.out_height, p.out_width, channels, {row, column, rows, columns}, in, width);
           } else {
-            std::memset(in.get(), 0, sizeof(float) * rows * columns * width);
+            std::memset(in, 0, sizeof(float) * rows * columns * width);
             for (int i = 0; i < rows; ++i)
               for (int j = 0; j < columns; ++j) {
                 const int y = row + i, x = column + j;
                 if (y < 0 || y % p.sh || y / p.sh >= p.out_height) continue;
                 if (x < 0 || x % p.sw || x / p.sw >= p.out_width) continue;
                 gather(source, p.y_stride, p.out_height, p.out_width, channels, {y / p.sh, x / p.sw, 1, 1},
-                       in.get() + int64_t(i * columns + j) * width, width);
+                       in + int64_t(i * columns + j) * width, width);
               }
           }
           for (int i = 0; i < r.pixels(); ++i)
-            block.pixel[i] = in.get() + (int64_t(i / r.columns + reach_h) * columns + i % r.columns + reach_w) * width;
+            block.pixel[i] = in + (int64_t(i / r.columns + reach_h) * columns + i % r.columns + reach_w) * width;
           for (int t = 0; t < taps; ++t)
             block.tap[t] = -(int64_t(t / p.kw) * p.dh * columns + t % p.kw * p.dw) * width;
-          mix_all(block, r.pixels(), taps, p.kernels, packed + c, pitch, out.get(), width);
-          scatter(out.get(), width, grad_x + n * p.grad_x_stride[0] + c * p.grad_x_stride[1], p.grad_x_stride, channels,
+          mix_all(block, r.pixels(), taps, p.kernels, packed + c, pitch, out, width);
+          scatter(out, width, grad_x + n * p.grad_x_stride[0] + c * p.grad_x_stride[1], p.grad_x_stride, channels,
                   r);
         }
       }
@@ -219,7 +222,7 @@ void correlate(const Problem& p, Region r, const float* in, int columns, const f
 // Gradients of the weights and of the assignment, either of which may be null. `parts`: [thread][tap][kernel][channel].
 template <typename T>
 void backward_rest(const Problem& p, const T* grad, const T* x, const T* weight, const T* assign, T* grad_weight,
-                   T* grad_assign, float* packed, float* parts) {
+                   float* grad_assign, float* packed, float* parts) {
   const int taps = p.kh * p.kw, pitch = round_up(p.channels, kLanes);
   const int64_t pixels = int64_t(p.out_height) * p.out_width, part = int64_t(taps) * p.kernels * pitch;
   const Blocks blocks(p.out_height, p.out_width, kBlock);
@@ -227,34 +230,37 @@ void backward_rest(const Problem& p, const T* grad, const T* x, const T* weight,
   static_assert(kTogether == 3 && kWide == 2, "as correlate is written");
   pack(p, weight, pitch, packed);
   std::memset(parts, 0, sizeof(float) * part * p.threads);
+  const int64_t planes = int64_t(p.kernels) * taps;
+  const Buffers ins(p.threads, int64_t(input_of(p, largest).pixels()) * kSlice);
+  const Buffers outs(p.threads, int64_t(largest.pixels()) * kSlice);
+  const Buffers assigns(p.threads, planes * largest.pixels());
+  const Buffers products(p.threads, grad_assign ? planes * largest.pixels() : 0);
 #pragma omp parallel num_threads(p.threads)
   {
-    const int64_t planes = int64_t(p.kernels) * taps;
-    Buffer in(int64_t(input_of(p, largest).pixels()) * kSlice), out(int64_t(largest.pixels()) * kSlice);
-    Buffer a(planes * largest.pixels()), dots(grad_assign ? planes * largest.pixels() : 1);
+    float *in = ins.mine(), *out = outs.mine(), *a = assigns.mine(), *dots = products.mine();
     float* sums = parts + part * omp_get_thread_num();
 #pragma omp for collapse(2) schedule(static)
     for (int n = 0; n < p.batch; ++n)
       for (int b = 0; b < blocks.count(); ++b) {
         const Region r = blocks[b], source = input_of(p, r);
         const int64_t plane = r.pixels();
-        copy_assign(p, assign, n, r, a.get());
-        if (grad_assign) std::memset(dots.get(), 0, sizeof(float) * planes * plane);
+        copy_assign(p, assign, n, r, a);
+        if (grad_assign) std::memset(dots, 0, sizeof(float) * planes * plane);
         for (int c = 0; c < p.channels; c += kSlice) {
           const int channels = std::min(kSlice, p.channels - c), width = round_up(channels, kLanes);
-          gather(x + n * p.x_stride[0] + c * p.x_stride[1], p.x_stride, p.height, p.width, channels, source, in.get(),
+          gather(x + n * p.x_stride[0] + c * p.x_stride[1], p.x_stride, p.height, p.width, channels, source, in,
                  width);
           gather(grad + n * p.y_stride[0] + c * p.y_stride[1], p.y_stride, p.out_height, p.out_width, channels, r,
-                 out.get(), width);
+                 out, width);
           for (int t = 0; t < taps; ++t)
             for (int k = 0; k < p.kernels; k += kTogether) {
               const int count = std::min(kTogether, p.kernels - k);
               const auto run = count == 3 ? correlate<3> : count == 2 ? correlate<2> : correlate<1>;
               const int64_t from = (int64_t(t / p.kw) * p.dh * source.columns + t % p.kw * p.dw) * width;
               const int64_t at = (int64_t(t) * p.kernels + k) * pitch + c;
-              run(p, r, in.get() + from, source.columns, out.get(), width, a.get() + (int64_t(k) * taps + t) * plane,
+              run(p, r, in + from, source.columns, out, width, a + (int64_t(k) * taps + t) * plane,
                   taps * plane, packed + at, pitch, sums + at,
-                  grad_assign ? dots.get() + (int64_t(k) * taps + t) * plane : nullptr, taps * plane);
+                  grad_assign ? dots + (int64_t(k) * taps + t) * plane : nullptr, taps * plane);
             }
         }
         if (!grad_assign) continue;
@@ -262,7 +268,7 @@ void backward_rest(const Problem& p, const T* grad, const T* x, const T* weight,
           for (int i = 0; i < r.rows; ++i)
             for (int j = 0; j < r.columns; ++j)
               grad_assign[(n * planes + kt) * pixels + int64_t(r.row + i) * p.out_width + r.column + j] =
-                  dots.get()[kt * plane + i * r.columns + j];
+                  dots[kt * plane + i * r.columns + j];
       }
   }
   if (!grad_weight) return;
@@ -279,16 +285,18 @@ void backward_rest(const Problem& p, const T* grad, const T* x, const T* weight,
 }  // namespace
 
 #define MALLEABLE_EXPORT(suffix, T)                                                                                    \
-  extern "C" void depthwise_forward_##suffix(const Problem* p, const void* x, const void* w, const void* a, void* y,   \
-                                             float* packed) {                                                          \
-    forward(*p, (const T*)x, (const T*)w, (const T*)a, (T*)y, packed);                                                 \
+  extern "C" int depthwise_forward_##suffix(const Problem* p, const void* x, const void* w, const void* a, void* y,    \
+                                            float* packed) {                                                           \
+    return guarded([&] { forward(*p, (const T*)x, (const T*)w, (const T*)a, (T*)y, packed); });                        \
   }                                                                                                                    \
-  extern "C" void depthwise_backward_input_##suffix(const Problem* p, const void* g, const void* w, const void* a,     \
-                                                    void* gx, float* packed) {                                         \
-    backward_input(*p, (const T*)g, (const T*)w, (const T*)a, (T*)gx, packed);                                         \
+  extern "C" int depthwise_backward_input_##suffix(const Problem* p, const void* g, const void* w, const void* a,      \
+                                                   void* gx, float* packed) {                                          \
+    return guarded([&] { backward_input(*p, (const T*)g, (const T*)w, (const T*)a, (T*)gx, packed); });                \
   }                                                                                                                    \
-  extern "C" void depthwise_backward_rest_##suffix(const Problem* p, const void* g, const void* x, const void* w,      \
-                                                   const void* a, void* gw, void* ga, float* packed, float* parts) {   \
-    backward_rest(*p, (const T*)g, (const T*)x, (const T*)w, (const T*)a, (T*)gw, (T*)ga, packed, parts);              \
+  extern "C" int depthwise_backward_rest_##suffix(const Problem* p, const void* g, const void* x, const void* w,       \
+                                                  const void* a, void* gw, float* ga, float* packed, float* parts) {   \
+    return guarded([&] {                                                                                               \
+      backward_rest(*p, (const T*)g, (const T*)x, (const T*)w, (const T*)a, (T*)gw, ga, packed, parts);                \
+    });                                                                                                                \
   }
 MALLEABLE_FOR_EVERY_TYPE(MALLEABLE_EXPORT)
