@@ -21,8 +21,8 @@ test: setup
 	$(BIN)/python -m pytest -n auto -m "not slow"
 
 lint: setup
-	$(BIN)/ruff check src tests examples
-	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src tests examples benchmarks docs
+	$(BIN)/ruff format --check src tests examples benchmarks docs
 	$(BIN)/mypy
 
 demo: setup

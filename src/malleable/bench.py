@@ -56,7 +56,7 @@ def bench(out: Path | None = None, rounds: int = 7, only: Sequence[str] | None =
     Args:
         out: a JSON file for the numbers.
         rounds: how many turns each side gets; the fastest counts.
-        only: some of "layers", "bfloat16", "hard", "depthwise", "network", "memory"; all by default.
+        only: some of "layers", "bfloat16", "hard", "groups", "network", "memory"; all by default.
     """
     unknown = sorted(set(only or []) - set(QUESTIONS))
     if unknown:
@@ -103,16 +103,21 @@ def hard(rounds: int) -> list[Row]:
     return [{"layer": s.name, "batch": 1, **compare(s, 1, Conv25d, rounds)} for s in LAYERS if s.channels >= 128]
 
 
-def depthwise(rounds: int) -> list[Row]:
-    """ConvNeXt's 7×7 depthwise convolution against nn.Conv2d of the same groups, one kernel."""
+def groups(rounds: int) -> list[Row]:
+    """Grouped convolutions, batch 4, against nn.Conv2d of the same groups, which has one kernel."""
+    shapes = [
+        ("ConvNeXt, depthwise", 96, 96, 7, 56),
+        ("ConvNeXt, depthwise", 384, 384, 7, 14),
+        ("MobileNet, depthwise", 96, 96, 3, 56),
+        ("ResNeXt, 32 groups", 128, 32, 3, 56),
+    ]
     rows = []
-    for channels, size in ((96, 56), (192, 28), (384, 14)):
-        layer = MalleableConv2d(channels, channels, 7, padding=3, groups=channels, kernels=KERNELS)
-        conv = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
+    for name, channels, count, kernel, size in shapes:
+        layer = MalleableConv2d(channels, channels, kernel, padding=kernel // 2, groups=count, kernels=KERNELS)
+        conv = nn.Conv2d(channels, channels, kernel, padding=kernel // 2, groups=count)
         x = torch.randn(4, channels, size, size, requires_grad=True)
-        depth = one_cell_depth(4, 4 * size, reach=6)
-        ours, theirs = partial(_with_geometry, layer, x, depth), partial(conv, x)
-        rows.append({"channels": channels, "size": size, **race(ours, theirs, rounds)})
+        ours, theirs = partial(_with_geometry, layer, x, one_cell_depth(4, 4 * size, reach=6)), partial(conv, x)
+        rows.append({"layer": f"{name}, {kernel}×{kernel}, {channels} channels", **race(ours, theirs, rounds)})
     return rows
 
 
@@ -147,7 +152,7 @@ QUESTIONS: dict[str, tuple[str, Callable[[int], list[Row]]]] = {
     "layers": ("Malleable, K = 3, float32: time over nn.Conv2d(3·C, C)", layers),
     "bfloat16": ("The same under bfloat16 autocast: time over nn.Conv2d(3·C, C) in bfloat16", bfloat16),
     "hard": ("2.5D, K = 3, every pixel in one kernel: time over nn.Conv2d(3·C, C)", hard),
-    "depthwise": ("Malleable depthwise, K = 3: time over nn.Conv2d depthwise (one kernel)", depthwise),
+    "groups": ("Malleable with groups, K = 3: time over nn.Conv2d with the same groups (one kernel)", groups),
     "network": ("DeepLabv3+ with K = 3 in res2 … res5, 480×640: time over the RGB baseline", network),
     "memory": ("Training step on res2, batch 16, 120×120: peak memory beyond inputs and weights", memory),
 }
