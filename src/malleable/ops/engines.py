@@ -6,7 +6,7 @@ from typing import Protocol, cast
 
 from torch import Tensor
 
-from malleable.ops import plain
+from malleable.ops import plain, triton_engine
 from malleable.window import Window
 
 
@@ -32,7 +32,7 @@ class Engine(Protocol):
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]: ...
 
 
-ENGINES: dict[str, Engine] = {engine.name: engine for engine in [cast(Engine, plain)]}
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in [cast(Engine, triton_engine), cast(Engine, plain)]}
 """By name, the preferred first."""
 
 

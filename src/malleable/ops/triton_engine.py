@@ -33,15 +33,16 @@ def can_run(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: i
     if find_spec("triton") is None:
         return "triton is not installed"
     if x.dtype not in _DTYPES or not x.dtype == weight.dtype == assign.dtype:
-        return f"needs x, weight and assign all float16, bfloat16 or float32, got {x.dtype}, {weight.dtype}, {assign.dtype}"
+        given = ", ".join(str(t.dtype) for t in (x, weight, assign))
+        return f"needs x, weight and assign all in float16, bfloat16 or float32, got {given}"
     if weight.shape[1] == 1 and groups > 1:
         return "has no kernel for depthwise convolutions: one channel a group leaves nothing to multiply as matrices"
     if max(x[:1].numel(), x.shape[0] * x.shape[2] * x.shape[3], assign[:1].numel(), weight.numel()) >= 2**31:
         return "cannot count beyond 2³¹ entries in one sample, in the pixels of a batch or in weight"
     from malleable.ops.triton_kernels import INTERPRETED
 
-    if bool(INTERPRETED) == x.is_cuda:
-        return "Triton was imported with TRITON_INTERPRET set differently: set it before the first import, for CPU tensors"
+    if bool(INTERPRETED) != _interpreter_wanted():
+        return "TRITON_INTERPRET was set or cleared after Triton had been imported: do so before importing malleable"
     return None
 
 
@@ -94,12 +95,12 @@ def _data_gradients(
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of x and assign. Each launch leaves its units' shares of the latter in a workspace of bounded size."""
-    from malleable.ops import triton_tuning
+    from malleable.ops.triton_tuning import block_in
 
     (stride_h, stride_w), (dilation_h, dilation_w) = window.stride, window.dilation
     pixels = x.shape[0] * _blocks(x.shape[2], stride_h) * _blocks(x.shape[3], stride_w)  # of the largest phase
     common = _arguments(x, weight, assign, window, groups, last, pixels)
-    block = min(triton_tuning.MOST_CHANNELS, max(16, 1 << (common["IN_C"] - 1).bit_length()))
+    block = block_in(common["IN_C"], _arithmetic(x.dtype))
     units = groups * _blocks(common["IN_C"], block)
     together = min(units, max(1, WORKSPACE // (4 * assign.numel()))) if needs[1] else units
     grad_x = torch.empty_like(x) if needs[0] else None
@@ -131,7 +132,9 @@ def _weight_gradient(
     pixels = grad.shape[0] * grad.shape[2] * grad.shape[3]
     common = _arguments(x, weight, assign, window, groups, last, pixels)
     tiles = window.taps * groups * _blocks(common["IN_C"], 64) * _blocks(common["OUT_C"], 64)
-    wanted = min(4 * _processors(x.device) // tiles, WORKSPACE // (4 * weight.numel()), _blocks(pixels, 8 * _SPLIT_PIXELS))
+    wanted = min(
+        4 * _processors(x.device) // tiles, WORKSPACE // (4 * weight.numel()), _blocks(pixels, 8 * _SPLIT_PIXELS)
+    )
     per_split = _blocks(_blocks(pixels, max(1, wanted)), _SPLIT_PIXELS) * _SPLIT_PIXELS
     splits = _blocks(pixels, per_split)
     rows, columns, kh, kw = weight.shape
@@ -171,25 +174,28 @@ def _arguments(
         "IN_C": weight.shape[1],
         "OUT_C": weight.shape[0] // assign.shape[1] // groups,
         "CHANNELS_LAST": last,
-        "PRECISION": "tf32" if _tf32_allowed() else "ieee",
+        "PRECISION": "ieee" if _arithmetic(x.dtype) == "ieee" else "tf32",  # 16-bit products are exact either way
     }
 
 
 def _launch(kernel: str, grid: Any, arguments: dict[str, Any]) -> None:
     from malleable.ops.triton_tuning import launch
 
-    with torch.cuda.device_of(arguments["x"]):
-        launch(kernel, grid, arguments)
+    with torch.cuda.device_of(arguments["x"]):  # type: ignore[no-untyped-call]
+        launch(kernel, _arithmetic(arguments["x"].dtype), grid, arguments)
 
 
 def _interpreter_wanted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
 
 
-def _tf32_allowed() -> bool:
-    """As for PyTorch's own convolutions in float32."""
-    conv = getattr(torch.backends.cudnn, "conv", None)
-    return bool(torch.backends.cudnn.allow_tf32) if conv is None else conv.fp32_precision == "tf32"
+def _arithmetic(dtype: torch.dtype) -> str:
+    """What is multiplied: 16-bit numbers, or float32 as PyTorch's own convolutions take it, as TF32 or as it is."""
+    if dtype != torch.float32:
+        return "half"
+    conv = getattr(torch.backends.cudnn, "conv", None)  # the older switch may refuse to be read once this one is set
+    tf32 = torch.backends.cudnn.allow_tf32 if conv is None else conv.fp32_precision == "tf32"
+    return "tf32" if tf32 else "ieee"
 
 
 def _channels_last(x: Tensor, weight: Tensor) -> bool:

@@ -1,10 +1,12 @@
 """The Triton kernels of the CUDA engine: three implicit matrix products that gather their patches as they go.
 
 A tile is (pixels, channels). ``n, h, w`` are vectors over the pixels of a tile, ``n`` in 64 bits so that offsets are.
-Weights lie as (K, groups · out, taps, in), the assignment as (N, K, taps, Hout, Wout); IN_C and OUT_C are the channels of
-one group. Products are summed in float32. Arithmetic on half-precision tiles is written in float32 and rounded once,
+Weights lie as (K, groups · out, taps, in), the assignment as (N, K, taps, Hout, Wout); IN_C and OUT_C are the channels
+of one group. Products are summed in float32. Arithmetic on half-precision tiles is written in float32 and rounded once,
 which the compiler turns into half-precision instructions.
 """
+
+# mypy: ignore-errors
 
 import triton
 import triton.language as tl
@@ -15,8 +17,8 @@ def _pixels(index, height, width):
     return (index // (height * width)).to(tl.int64), index // width % height, index % width
 
 
-INTERPRETED = tl.constexpr(not isinstance(_pixels, triton.JITFunction))
-"""Whether TRITON_INTERPRET was set when this module was imported: the kernels then run on the CPU, slowly."""
+INTERPRETED = tl.constexpr(not isinstance(tl.cdiv, triton.JITFunction))
+"""Whether TRITON_INTERPRET was set when Triton was imported: kernels then run on the CPU, slowly."""
 
 
 @triton.jit
@@ -121,7 +123,7 @@ def forward_kernel(
     n, h, w = _pixels(pixel, out_h, out_w)
     at_assign = assign + n * (KERNELS * TAPS) * (out_h * out_w) + h * out_w + w
     acc = tl.zeros((BLOCK_P, BLOCK_OUT), tl.float32)
-    for step in range(0, TAPS * IN_BLOCKS):
+    for step in range(TAPS * IN_BLOCKS):
         p = step // IN_BLOCKS
         c = step % IN_BLOCKS * BLOCK_IN + tl.arange(0, BLOCK_IN)
         live_c = c < IN_C
@@ -150,12 +152,12 @@ def data_gradients_kernel(
 ):  # fmt: skip
     """Both gradients that need z_k(i, p) = w_k(p)ᵀ · grad(i), from one pass of products.
 
-    For a block of inputs j, over the taps p and the one output i that reads j through p: grad_x(j) = Σ_p Σ_k assign_k(i, p)
-    · z_k and grad_assign_k(i, p) = Σ_c x_c(j) · z_k,c. Every (i, p) inside the map belongs to one j, so nothing is added
-    twice and no atomics are needed. The sum over c ends at the unit, a block of BLOCK_IN channels of one group:
-    grad_assign is (units of this launch, N, K, taps, Hout, Wout). Inputs are taken by their phase, j mod stride: all
-    pixels of one phase share their taps, at most a stride-th of them in each direction. Where the assignment needs no
-    gradient, grad is weighted before the product, as x is in the forward pass.
+    For a block of inputs j, over the taps p and the one output i that reads j through p:
+    grad_x(j) = Σ_p Σ_k assign_k(i, p) · z_k and grad_assign_k(i, p) = Σ_c x_c(j) · z_k,c. Every (i, p) inside the map
+    belongs to one j, so no two programs write one entry. The sum over c ends at the unit, a block of BLOCK_IN channels
+    of one group: grad_assign is (units of this launch, N, K, taps, Hout, Wout). Inputs are taken by their phase, j mod
+    stride: all pixels of one phase share their taps, at most a stride-th of them in each direction. Where the
+    assignment needs no gradient, grad is weighted before the product, as x is in the forward pass.
 
     Grid: (pixel blocks · units of this launch, phases).
     """
@@ -180,7 +182,7 @@ def data_gradients_kernel(
     count_i, count_j = tl.cdiv(KH - first_i, step_h), tl.cdiv(KW - first_j, step_w)
     acc = tl.zeros((BLOCK_P, BLOCK_IN), tl.float32)
     z = tl.zeros((BLOCK_P, BLOCK_IN), tl.float32)
-    for step in range(0, count_i * count_j * (KERNELS * OUT_BLOCKS)):
+    for step in range(count_i * count_j * (KERNELS * OUT_BLOCKS)):
         tap = step // (KERNELS * OUT_BLOCKS)
         k = step // OUT_BLOCKS % KERNELS
         o = step % OUT_BLOCKS * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
@@ -213,7 +215,8 @@ def data_gradients_kernel(
 @triton.jit(do_not_specialize=["size_class"])
 def weight_gradient_kernel(
     x, grad, assign, grad_weight,
-    batch, in_h, in_w, out_h, out_w, stride_h, stride_w, top, left, dilation_h, dilation_w, pixels_per_split, size_class,
+    batch, in_h, in_w, out_h, out_w, stride_h, stride_w, top, left, dilation_h, dilation_w,
+    pixels_per_split, size_class,
     KERNELS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, GROUPS: tl.constexpr, IN_C: tl.constexpr,
     OUT_C: tl.constexpr, CHANNELS_LAST: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_OUT: tl.constexpr,

@@ -1,5 +1,7 @@
 """The tile sizes each Triton kernel may run with, and the tuner that picks one per layer on the GPU at hand."""
 
+# mypy: disable-error-code="import-untyped,import-not-found"
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -16,39 +18,48 @@ KERNELS: dict[str, Any] = {
     "weight_gradient": triton_kernels.weight_gradient_kernel,
 }
 
-MOST_CHANNELS = 64
-"""In one unit of data_gradients_kernel, whose BLOCK_IN follows from the layer: the workspace depends on it."""
+
+def _configs(*choices: tuple[int, int | None, int, int, int, int | None]) -> list[triton.Config]:
+    configs = []
+    for pixels, channels, outputs, warps, stages, registers in choices:
+        sizes = {"BLOCK_P": pixels, "BLOCK_OUT": outputs} | ({} if channels is None else {"BLOCK_IN": channels})
+        configs.append(triton.Config(sizes, num_warps=warps, num_stages=stages, maxnreg=registers))
+    return configs
 
 
-def _configs(*blocks: tuple[int, int | None, int, int, int]) -> list[triton.Config]:
-    return [
-        triton.Config(
-            {"BLOCK_P": p, "BLOCK_OUT": o} | ({} if i is None else {"BLOCK_IN": i}), num_warps=warps, num_stages=stages
-        )
-        for p, i, o, warps, stages in blocks
-    ]
-
-
-# BLOCK_P, BLOCK_IN, BLOCK_OUT, warps, stages; the smallest last. None of them spills, see docs/triton.md.
+# BLOCK_P, BLOCK_IN, BLOCK_OUT, warps, stages, registers; the smallest last. None of them spills, see docs/triton.md:
+# 255 registers are named where the assembler, left alone, aims at more warps at a time and spills for it.
 CONFIGS: dict[tuple[str, str], list[triton.Config]] = {
     ("forward", "half"): _configs(
-        (128, 64, 64, 8, 3), (128, 32, 128, 8, 4), (256, 32, 64, 8, 3), (64, 64, 64, 4, 3), (64, 32, 32, 4, 3)
+        (128, 64, 64, 8, 3, None),
+        (128, 32, 128, 8, 4, None),
+        (256, 32, 64, 8, 3, None),
+        (64, 64, 64, 4, 3, None),
+        (64, 32, 32, 4, 3, None),
     ),
-    ("forward", "tf32"): _configs((128, 32, 64, 8, 3), (64, 32, 64, 4, 3), (64, 32, 32, 4, 3)),
-    ("forward", "ieee"): _configs((64, 16, 64, 4, 3), (64, 32, 32, 4, 3)),
-    ("data_gradients", "half"): _configs((128, None, 64, 8, 3), (64, None, 64, 8, 3), (64, None, 32, 4, 3)),
-    ("data_gradients", "tf32"): _configs((64, None, 32, 8, 3), (32, None, 32, 4, 3)),
-    ("data_gradients", "ieee"): _configs((64, None, 32, 8, 3), (32, None, 32, 4, 3)),
-    ("weight_gradient", "half"): _configs((64, 64, 64, 8, 3), (32, 128, 64, 8, 3), (32, 64, 64, 4, 3), (32, 32, 32, 4, 3)),
-    ("weight_gradient", "tf32"): _configs((32, 64, 64, 8, 3), (32, 32, 32, 4, 3)),
-    ("weight_gradient", "ieee"): _configs((16, 64, 64, 8, 3), (32, 32, 32, 4, 3)),
+    ("forward", "tf32"): _configs((128, 32, 64, 8, 3, 255), (64, 32, 64, 4, 3, 255), (64, 32, 32, 4, 3, 255)),
+    ("forward", "ieee"): _configs((64, 16, 64, 4, 3, 255), (64, 32, 32, 4, 3, 255)),
+    ("data_gradients", "half"): _configs(
+        (128, None, 64, 8, 3, 255), (64, None, 64, 8, 3, None), (32, None, 64, 4, 3, 255)
+    ),
+    ("data_gradients", "tf32"): _configs((64, None, 32, 8, 3, 255), (32, None, 32, 4, 3, None)),
+    ("data_gradients", "ieee"): _configs((64, None, 16, 8, 3, 255), (32, None, 16, 4, 3, 255)),
+    ("weight_gradient", "half"): _configs(
+        (64, 64, 64, 8, 3, None), (32, 128, 64, 8, 3, None), (32, 64, 64, 4, 3, None), (32, 32, 32, 4, 3, None)
+    ),
+    ("weight_gradient", "tf32"): _configs((32, 64, 64, 8, 3, None), (32, 32, 32, 4, 3, 255)),
+    ("weight_gradient", "ieee"): _configs((16, 64, 64, 8, 3, None), (32, 32, 32, 4, 3, 255)),
 }
 """By kernel and by what it multiplies: 16-bit numbers, float32 as TF32, or float32 as it is."""
 
 
-def launch(kernel: str, grid: Callable[[dict[str, Any]], tuple[int, ...]], arguments: dict[str, Any]) -> None:
+def block_in(channels: int, arithmetic: str) -> int:
+    """BLOCK_IN of data_gradients_kernel. It follows from the layer, because the size of the workspace does from it."""
+    return min(32 if arithmetic == "ieee" else 64, max(16, int(triton.next_power_of_2(channels))))
+
+
+def launch(kernel: str, arithmetic: str, grid: Callable[[dict[str, Any]], tuple[int, ...]], arguments: Any) -> None:
     """Run one of KERNELS with the best of its configurations, found by timing them when a layer is first seen."""
-    arithmetic = "half" if arguments["assign"].element_size() == 2 else arguments["PRECISION"]
     if triton_kernels.INTERPRETED:
         KERNELS[kernel][grid](**arguments, **CONFIGS[kernel, arithmetic][-1].kwargs)
     else:
@@ -65,6 +76,12 @@ def _tuned(kernel: str, arithmetic: str) -> Any:
 
 
 def fitting(configs: list[triton.Config], named: dict[str, Any], **arguments: Any) -> list[triton.Config]:
-    """The configurations worth a trial: blocks no larger than the layer's channels. The smallest always is."""
-    most = {f"BLOCK_{side}": max(16, triton.next_power_of_2(arguments[f"{side}_C"])) for side in ("IN", "OUT")}
+    """The configurations worth a trial on a layer. The last and smallest always is.
+
+    Blocks are to be no larger than the layer's channels. Tiles of contiguous maps come in through registers, which
+    leaves data_gradients_kernel no room for 128 pixels.
+    """
+    most = {f"BLOCK_{side}": max(16, int(triton.next_power_of_2(arguments[f"{side}_C"]))) for side in ("IN", "OUT")}
+    if "NEED_X" in arguments and not arguments["CHANNELS_LAST"]:
+        most["BLOCK_P"] = 64
     return [c for c in configs if c is configs[-1] or all(c.kwargs.get(name, 0) <= most[name] for name in most)]
