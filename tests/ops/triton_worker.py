@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -124,9 +125,9 @@ def reason(dtype: str, channels: int, groups: int) -> str | None:
 
 LAYERS: list[dict[str, Any]] = [
     {"channels": channels, "strided": strided, **settings}
-    for channels, strided in ((64, False), (256, False), (256, True))
-    for settings in ({}, {"channels_last": False}, {"assign_learned": False}, {"kernels": 1}, {"half": "fp16"})
-]
+    for channels, strided in ((64, False), (256, True))
+    for settings in ({}, {"channels_last": False}, {"assign_learned": False}, {"kernels": 1})
+] + [{"channels": 256}, {"half": "fp16"}]
 """What the kernels are compiled for in full: the layers of a ResNet."""
 
 
@@ -151,6 +152,25 @@ def compiled(
                 "atomics": re.findall(r"\b(?:atom|red)\.global\S*", usage.ptx),
             }
     return found
+
+
+def tuned(case: Case) -> list[tuple[str, int, int, list[int]]]:
+    """A training step whose kernels only say how they are called, the time of each standing for its BLOCK_P.
+
+    Returns, for each of them: its name, how many configurations were tried, the BLOCK_P kept, and the last grid.
+    """
+    from malleable.ops import triton_tuning
+
+    calls: dict[str, list[dict[str, Any]]] = {name: [] for name in triton_tuning.KERNELS}
+    for name in calls:
+        tuner = triton_tuning._tuned(name, "tf32")
+        tuner.fn = SimpleNamespace(run=lambda name=name, **arguments: calls[name].append(arguments))
+        tuner.__dict__["do_bench"] = lambda call, quantiles, name=name: (call(), [calls[name][-1]["BLOCK_P"]] * 3)[1]
+    x, weight, assign, grad = case.tensors()
+    triton_engine.forward(x, weight, assign, case.window, case.groups)
+    triton_engine.backward(grad, x, weight, assign, case.window, case.groups, (True, True, True))
+    triton_tuning._tuned.cache_clear()
+    return [(name, len(of) - 1, of[-1]["BLOCK_P"], list(of[-1]["grid"](of[-1]))) for name, of in calls.items()]
 
 
 def shipped() -> dict[tuple[str, str], int]:
