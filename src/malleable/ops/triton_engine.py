@@ -21,7 +21,7 @@ WORKSPACE = 32 * 2**20
 """Bytes of partial sums kept at once; a single set of them may be larger."""
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_SPLIT_PIXELS = 128  # splits of the weight gradient are multiples of this, and this is one of every BLOCK_P
+_SPLIT_PIXELS = 128  # a multiple of every BLOCK_P, so that splits of the weight gradient are whole tiles
 
 
 def can_run(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> str | None:
@@ -37,8 +37,10 @@ def can_run(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: i
         return f"needs x, weight and assign all in float16, bfloat16 or float32, got {given}"
     if weight.shape[1] == 1 and groups > 1:
         return "has no kernel for depthwise convolutions: one channel a group leaves nothing to multiply as matrices"
-    if max(x[:1].numel(), x.shape[0] * x.shape[2] * x.shape[3], assign[:1].numel(), weight.numel()) >= 2**31:
-        return "cannot count beyond 2³¹ entries in one sample, in the pixels of a batch or in weight"
+    pixels, outputs = x.shape[2] * x.shape[3], assign.shape[3] * assign.shape[4]
+    counts = (x.shape[1] * pixels, weight.shape[0] // assign.shape[1] * outputs, assign[:1].numel(), weight.numel())
+    if max(*counts, x.shape[0] * max(pixels, outputs)) >= 2**31:
+        return "cannot count beyond 2³¹ entries in a sample of x, y or assign, in the pixels of a batch or in weight"
     from malleable.ops.triton_kernels import INTERPRETED
 
     if bool(INTERPRETED) != _interpreter_wanted():
