@@ -49,7 +49,10 @@ class Usage:
 
 
 def compile_for(capability: int, kernel: str, arithmetic: str, config: triton.Config, layer: Layer) -> Usage:
-    """Compile one of KERNELS as a launch on ``layer`` would on that capability."""
+    """Compile one of KERNELS for ``layer`` on that capability.
+
+    Sizes, padding and dilation are taken as unknown; a launch may make constants of those that are 1.
+    """
     function = KERNELS[kernel]
     constants = constants_of(kernel, arithmetic, layer) | config.kwargs
     dtype = layer.half if arithmetic == "half" else "fp32"

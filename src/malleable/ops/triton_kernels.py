@@ -11,14 +11,14 @@ which the compiler turns into half-precision instructions.
 import triton
 import triton.language as tl
 
+INTERPRETED = tl.constexpr(not isinstance(tl.cdiv, triton.JITFunction))
+"""Whether TRITON_INTERPRET was set when Triton was imported: kernels then run on the CPU, slowly."""
+
 
 @triton.jit
 def _pixels(index, height, width):
+    """Sample, row and column of pixels counted through maps of height × width."""
     return (index // (height * width)).to(tl.int64), index // width % height, index % width
-
-
-INTERPRETED = tl.constexpr(not isinstance(tl.cdiv, triton.JITFunction))
-"""Whether TRITON_INTERPRET was set when Triton was imported: kernels then run on the CPU, slowly."""
 
 
 @triton.jit
@@ -56,12 +56,10 @@ def _mask(inside, live, PIXELS_FIRST: tl.constexpr):
 
 
 @triton.jit
-def _load(
-    map, n, h, w, inside, c, live, height, width, CHANNELS: tl.constexpr, CHANNELS_LAST: tl.constexpr
-):  # fmt: skip
+def _load(base, n, h, w, inside, c, live, height, width, CHANNELS: tl.constexpr, CHANNELS_LAST: tl.constexpr):
     """A tile (pixels, channels), zero where masked, read along what is contiguous."""
     offsets = _place(n, h, w, c, height, width, CHANNELS, CHANNELS_LAST, CHANNELS_LAST)
-    tile = tl.load(map + offsets, mask=_mask(inside, live, CHANNELS_LAST), other=0.0)
+    tile = tl.load(base + offsets, mask=_mask(inside, live, CHANNELS_LAST), other=0.0)
     if CHANNELS_LAST:
         return tile
     else:  # noqa: RET505
@@ -69,19 +67,19 @@ def _load(
 
 
 @triton.jit
-def _store(
-    map, tile, n, h, w, inside, c, live, height, width, CHANNELS: tl.constexpr, CHANNELS_LAST: tl.constexpr
-):  # fmt: skip
+def _store(base, tile, n, h, w, inside, c, live, height, width, CHANNELS: tl.constexpr, CHANNELS_LAST: tl.constexpr):
+    """The inverse of ``_load``."""
     offsets = _place(n, h, w, c, height, width, CHANNELS, CHANNELS_LAST, CHANNELS_LAST)
-    tile = tile.to(map.dtype.element_ty)
+    tile = tile.to(base.dtype.element_ty)
     if CHANNELS_LAST:
-        tl.store(map + offsets, tile, mask=_mask(inside, live, CHANNELS_LAST))
+        tl.store(base + offsets, tile, mask=_mask(inside, live, CHANNELS_LAST))
     else:
-        tl.store(map + offsets, tl.trans(tile), mask=_mask(inside, live, CHANNELS_LAST))
+        tl.store(base + offsets, tl.trans(tile), mask=_mask(inside, live, CHANNELS_LAST))
 
 
 @triton.jit
 def _scale(tile, factor):
+    """The product in the dtype of ``tile``, rounded once."""
     return (tile.to(tl.float32) * factor.to(tl.float32)).to(tile.dtype)
 
 

@@ -38,7 +38,7 @@ CONFIGS: dict[tuple[str, str], list[triton.Config]] = {
         (64, 32, 32, 4, 3, None),
     ),
     ("forward", "tf32"): _configs((128, 32, 64, 8, 3, 255), (64, 32, 64, 4, 3, 255), (64, 32, 32, 4, 3, 255)),
-    ("forward", "ieee"): _configs((64, 16, 64, 4, 3, 168), (64, 32, 32, 4, 3, None)),
+    ("forward", "ieee"): _configs((64, 32, 32, 4, 3, None)),
     ("data_gradients", "half"): _configs(
         (128, None, 64, 8, 3, 255), (64, None, 64, 8, 3, None), (32, None, 64, 4, 3, 255)
     ),
