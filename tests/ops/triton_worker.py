@@ -134,7 +134,12 @@ LAYERS: list[dict[str, Any]] = [
     {"channels": channels, "strided": strided, **settings}
     for channels, strided in ((64, False), (256, True))
     for settings in ({}, {"channels_last": False}, {"assign_learned": False}, {"kernels": 1})
-] + [{"channels": 256}, {"half": "fp16"}]
+] + [
+    {"channels": 256},
+    {"half": "fp16"},
+    {"ones": ("batch", "top", "left", "dilation_h", "dilation_w", "units")},
+    {"ones": ("batch", "in_h", "in_w", "out_h", "out_w", "top", "left", "dilation_h", "dilation_w", "units")},
+]
 """What the kernels are compiled for in full: the layers of a ResNet."""
 
 

@@ -33,6 +33,8 @@ class Layer:
     channels_last: bool = True
     assign_learned: bool = True
     half: str = "bf16"
+    ones: tuple[str, ...] = ()
+    """Sizes, padding or dilation that are 1: a launch makes constants of them."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Usage:
 def compile_for(capability: int, kernel: str, arithmetic: str, config: triton.Config, layer: Layer) -> Usage:
     """Compile one of KERNELS for ``layer`` on that capability.
 
-    Sizes, padding and dilation are taken as unknown; a launch may make constants of those that are 1.
+    Sizes, padding and dilation are taken as unknown, save for ``layer.ones``.
     """
     function = KERNELS[kernel]
     constants = constants_of(kernel, arithmetic, layer) | config.kwargs
@@ -92,7 +94,8 @@ def constants_of(kernel: str, arithmetic: str, layer: Layer) -> dict[str, Any]:
         "CHANNELS_LAST": layer.channels_last,
         "PRECISION": "ieee" if arithmetic == "ieee" else "tf32",
     }
-    if not layer.strided:  # Triton makes constants of arguments that are 1
+    constants |= {name: 1 for name in layer.ones if name in KERNELS[kernel].arg_names}
+    if not layer.strided:
         constants |= {"stride_h": 1, "stride_w": 1}
     if kernel == "data_gradients":
         constants |= {
