@@ -45,7 +45,7 @@ CONFIGS: dict[tuple[str, str], list[triton.Config]] = {
     ("data_gradients", "tf32"): _configs((64, None, 32, 8, 3, 255), (32, None, 32, 4, 3, 255)),
     ("data_gradients", "ieee"): _configs((64, None, 16, 8, 3, 255), (32, None, 16, 4, 3, 255)),
     ("weight_gradient", "half"): _configs(
-        (64, 64, 64, 8, 3, None), (32, 128, 64, 8, 3, None), (32, 64, 64, 4, 3, None), (32, 32, 32, 4, 3, None)
+        (64, 64, 64, 8, 3, 255), (32, 128, 64, 8, 3, None), (32, 64, 64, 4, 3, None), (32, 32, 32, 4, 3, None)
     ),
     ("weight_gradient", "tf32"): _configs((32, 64, 64, 8, 3, None), (32, 32, 32, 4, 3, 255)),
     ("weight_gradient", "ieee"): _configs((16, 64, 64, 8, 3, None), (32, 32, 32, 4, 3, 255)),
