@@ -10,7 +10,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from malleable.ops import blocks, native, plain
+from malleable.ops import blocks, native, plain, triton_engine
 from malleable.window import Window
 
 logger = logging.getLogger("malleable")
@@ -38,7 +38,9 @@ class Engine(Protocol):
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]: ...
 
 
-ENGINES: dict[str, Engine] = {engine.name: engine for engine in cast(list[Engine], [native, blocks, plain])}
+ENGINES: dict[str, Engine] = {
+    engine.name: engine for engine in cast(list[Engine], [triton_engine, native, blocks, plain])
+}
 """By name, the preferred first."""
 
 
