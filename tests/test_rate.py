@@ -66,7 +66,7 @@ def test_networks_without_padding_are_allowed() -> None:
     assert rows.max() < 480
 
 
-def test_exported_graphs_choose_alike() -> None:
+def test_compiled_graphs_choose_alike() -> None:
     sizes = [(h, w) for h, w in itertools.product((1, 2, 3, 5, 6, 7, 9, 15, 16, 24), repeat=2)]
     for image in [(24, 24), (30, 33), (225, 225), (97, 129)]:
         for size in sizes:
@@ -74,7 +74,7 @@ def test_exported_graphs_choose_alike() -> None:
                 rate, rows, columns = sample_positions(image, size, CPU)
             except ValueError:
                 continue
-            with mock.patch("torch.compiler.is_exporting", return_value=True):
+            with mock.patch("torch.compiler.is_compiling", return_value=True):
                 exported = sample_positions(image, size, CPU)
             if isinstance(rows, slice):
                 rows, columns = (torch.arange(n)[rows] for n in image)

@@ -120,8 +120,9 @@ class DepthConv2d(nn.Module):
 
     def forward(self, x: Tensor, geometry: Geometry) -> Tensor:
         """x (N, C, H, W) at any rate of the geometry's image → (N, O, Hout, Wout), as ``nn.Conv2d`` gives."""
-        check_features(x, self.weight, self.window, self.groups)
-        check_geometry(x, geometry)
+        if not torch.compiler.is_compiling():
+            check_features(x, self.weight, self.window, self.groups)
+            check_geometry(x, geometry)
         assign = self.assign(geometry, x.shape[-2:], torch.promote_types(x.dtype, torch.float32))
         return depth_conv2d(x, self.weight, assign, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
@@ -356,8 +357,9 @@ class DepthAwareAvgPool2d(nn.Module):
         """x (N, C, H, W) at any rate of the geometry's image → (N, C, Hout, Wout)."""
         channels = x.shape[1] if x.ndim == 4 else 0
         weight = x.new_ones(channels, 1, *self.window.kernel_size)
-        check_features(x, weight, self.window, channels)
-        check_geometry(x, geometry)
+        if not torch.compiler.is_compiling():
+            check_features(x, weight, self.window, channels)
+            check_geometry(x, geometry)
         dtype = torch.promote_types(x.dtype, torch.float32)
         size = x.shape[-2:]
         g = depth_aware_assign(geometry.depth_difference(self.window, size, dtype).value, self.alpha)

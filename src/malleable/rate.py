@@ -20,7 +20,7 @@ def sample_positions(
     feature takes the nearest pixel above and left of it. Small maps may fit several integers: an exact ratio goes
     first, then a power of two, as networks halve their maps, then the smallest.
     """
-    if torch.compiler.is_exporting():
+    if torch.compiler.is_compiling():
         return _sample_positions_as_tensors(image, size, device)
     rate = integer_rate(image, size)
     if rate is not None:
@@ -49,7 +49,7 @@ def integer_rate(image: Sequence[int], size: Sequence[int]) -> int | None:
 def _sample_positions_as_tensors(
     image: Sequence[int], size: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same, free of branches: in an exported graph sizes are symbols, known only when it runs."""
+    """The same, free of branches: in a compiled graph sizes may be symbols, known only when it runs."""
     n = torch.stack([torch.full((), s, dtype=torch.int64, device=device) for s in image])
     s = torch.stack([torch.full((), s, dtype=torch.int64, device=device) for s in size])
     low = ((n + s - 1) // s).amax(0)

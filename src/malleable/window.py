@@ -74,7 +74,7 @@ class Window(NamedTuple):
 
 def _every(x: Tensor, dim: int, start: int, step: int, length: int) -> Tensor:
     """``length`` entries of dimension ``dim`` from ``start`` on, ``step`` apart."""
-    if step > 1 and torch.compiler.is_exporting():
+    if step > 1 and torch.compiler.is_compiling():
         # A slice with a symbolic end makes export demand sizes that are multiples of the stride; a gather does not.
         return x.index_select(dim, torch.arange(length, device=x.device) * step + start)
     entries = slice(start, start + step * (length - 1) + 1, step)
