@@ -62,7 +62,7 @@ def start(command: list[str], **options: Any) -> subprocess.Popen[str]:
 def run(command: list[str], **options: Any) -> tuple[int, str]:
     """Exit code and all output."""
     process = start(command, **options)
-    out, error = process.communicate(timeout=300)
+    out, error = process.communicate(timeout=120)
     return process.returncode, out + error
 
 

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import arguments, make_data, metrics, run, weights
 
 from malleable import cli
 from malleable.checkpoint import read_checkpoint
 from malleable.config import build_network
 from malleable.data import open_dataset
 from malleable.evaluate import evaluate_network
+from runs import arguments, make_data, metrics, run, weights
 
 WITHOUT_DROPOUT = str(Path(__file__).parent / "without_dropout.py")
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", WITHOUT_DROPOUT]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", WITHOUT_DROPOUT]
 
 
 @pytest.fixture(scope="module")
