@@ -272,8 +272,9 @@ def test_single_images_under_batch_norm_are_refused(
 ) -> None:
     assert cli.main(arguments(data, tmp_path / "run", train__accumulate=2)) == 1
     assert "batch norm needs at least 2 images" in capsys.readouterr().err
-    assert cli.main(arguments(data, tmp_path / "other", train__batch_size=3, train__accumulate=2)) == 1
+    assert cli.main(arguments(data, tmp_path / "run", train__batch_size=3, train__accumulate=2)) == 1
     assert "must be a multiple of 1 processes × train.accumulate=2" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()  # nothing was begun
 
 
 def test_synchronised_norms_keep_fused_activations() -> None:

@@ -76,11 +76,10 @@ def _explained(error: Exception, path: Path) -> OSError:
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__context__
-    free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else None
     if getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         return OSError(
-            f"no space left for the checkpoint {path} ({free or 0:,} bytes free); earlier ones are kept. "
-            "Make room, then run the same command with --resume auto"
+            f"no space left for the checkpoint {path}; earlier ones are kept. Make room, then run the same command "
+            "with --resume auto"
         )
     return OSError(f"cannot write the checkpoint {path}: {error}; earlier ones are kept")
 

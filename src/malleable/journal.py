@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,8 @@ class Journal:
         self._board = SummaryWriter(str(folder / TENSORBOARD), purge_step=start + 1 if start else None)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """One row of metrics.jsonl, and the same numbers to TensorBoard."""
+        """One row of metrics.jsonl, and the same numbers to TensorBoard. JSON has no word for NaN: it is left out."""
+        values = {name: value for name, value in values.items() if math.isfinite(value)}
         with self.path.open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
         for name, value in values.items():
@@ -125,6 +128,13 @@ class Progress:
         """Measure loss and speed anew."""
         self._losses: list[float] = []
         self._since = time.perf_counter()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done in here does not count as training time."""
+        began = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - began
 
     def advance(self, step: int, loss: float) -> None:
         self._losses.append(loss)

@@ -14,8 +14,12 @@ from malleable.journal import METRICS
 SETTINGS = "config.yaml"
 
 
-def begin(folder: Path, config: Config, resume: bool) -> Path | None:
-    """Make ``folder`` ready for a run of ``config``; the checkpoint to go on from, or None to start at step 0."""
+_HARMLESS = {"data.workers", "train.checkpoint_every", "train.validate_every", "train.log_every", "train.keep"}
+"""What may change in the middle of a run without changing what it learns."""
+
+
+def find_start(folder: Path, config: Config, resume: bool) -> Path | None:
+    """The checkpoint that a run of ``config`` in ``folder`` goes on from, or None to start at step 0."""
     started = [name for name in (SETTINGS, METRICS, FOLDER) if (folder / name).exists()]
     if started and not resume:
         raise ValueError(
@@ -36,8 +40,6 @@ def begin(folder: Path, config: Config, resume: bool) -> Path | None:
         raise ValueError(f"none of the checkpoints in {folder / FOLDER} can be read; use another out")
     elif resume:
         print(f"{folder} holds no checkpoint yet; starting at step 0", file=sys.stderr)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / SETTINGS, settings_text(config, folder).encode())
     return None if found is None else found[0]
 
 
@@ -48,7 +50,7 @@ def compare(before: Config, now: Config, folder: Path) -> None:
         f"{section}.{key} was {old[section][key]!r} and is {new[section][key]!r}"
         for section in old
         for key in old[section]
-        if old[section][key] != new[section][key] and (section, key) != ("data", "workers")
+        if old[section][key] != new[section][key] and f"{section}.{key}" not in _HARMLESS
     ]
     foreign = [text for text in changed if not text.startswith("train.")]
     if foreign:
@@ -57,9 +59,11 @@ def compare(before: Config, now: Config, folder: Path) -> None:
         warnings.warn(f"going on with another recipe: {'; '.join(changed)}", stacklevel=2)
 
 
-def settings_text(config: Config, folder: Path) -> str:
-    """YAML that runs ``config`` again."""
+def write_settings(folder: Path, config: Config) -> None:
+    """Make ``folder``, with the YAML that runs ``config`` again."""
     import yaml  # type: ignore[import-untyped]  # comes with jsonargparse
 
     values: str = yaml.safe_dump({**config.to_dict(), "out": str(folder)}, sort_keys=False)
-    return f"# malleable train --config {folder / SETTINGS} --resume auto\n{values}"
+    text = f"# malleable train --config {folder / SETTINGS} --resume auto\n{values}"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / SETTINGS, text.encode())

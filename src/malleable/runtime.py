@@ -40,7 +40,7 @@ def on_first(fabric: Fabric, work: Callable[[], T]) -> T:
     if fabric.is_global_zero:
         try:
             result = work()
-        except (ValueError, OSError, RuntimeError) as raised:
+        except Exception as raised:  # of any kind: the others wait
             error = raised
     if fabric.world_size > 1:
         result, error = fabric.broadcast((result, error))

@@ -6,6 +6,7 @@ import math
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +21,7 @@ from malleable.evaluate import evaluate_network
 from malleable.inference import probabilities
 from malleable.journal import Journal, Progress, receptive_fields, side_by_side
 from malleable.loss import Loss, build_loss
-from malleable.runfolder import begin
+from malleable.runfolder import find_start, write_settings
 from malleable.runtime import Interruption, gathered, launch, on_first, seed_step, total
 from malleable.state import State
 
@@ -64,7 +65,7 @@ def fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> int:
     data, recipe = config.data, config.train
     train_set, val_set = open_dataset(data.root, data.train), open_dataset(data.root, data.val)
     loss = build_loss(recipe)
-    found = on_first(fabric, lambda: begin(folder, config, resume))
+    found = on_first(fabric, lambda: find_start(folder, config, resume))
     state = State(fabric, config, train_set, None if found is None else read_checkpoint(found))
     start = state.step
     if start >= recipe.steps:
@@ -82,9 +83,10 @@ def fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> int:
         world_size=fabric.world_size,
         pin_memory=fabric.device.type == "cuda",
     )
-    journal = Journal(folder, start) if fabric.is_global_zero else None
+    on_first(fabric, lambda: write_settings(folder, config))
     progress = Progress(recipe.steps, start, recipe.batch_size, shown=fabric.is_global_zero)
-    with Interruption() as interruption, progress:
+    with ExitStack() as stack, Interruption() as interruption, progress:
+        journal = stack.enter_context(closing(Journal(folder, start))) if fabric.is_global_zero else None
         with interruption.ignored():
             batches = iter(loader)  # starts the loading processes
         if start:
@@ -103,17 +105,15 @@ def fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> int:
                     journal.scalars(done, scalars | {"gradient_norm": norm} | receptive_fields(state.net))
             validating = due(done, recipe.validate_every) or done == recipe.steps
             if validating or stop or due(done, recipe.checkpoint_every):
-                save(state, folder)
-                progress.restart()
+                with progress.paused():
+                    save(state, folder)
             if stop and done < recipe.steps:
                 progress.say(f"stopped after step {done}; the same command with --resume auto goes on")
                 return 128 + stop
             if validating:
-                validate(state, val_set, folder, journal, progress)
+                with progress.paused():
+                    validate(state, val_set, folder, journal, progress)
                 state.set_mode()
-                progress.restart()
-    if journal is not None:
-        journal.close()
     return 0
 
 
@@ -175,7 +175,7 @@ def save(state: State, folder: Path) -> None:
 
 def validate(state: State, dataset: SampleDataset, folder: Path, journal: Journal | None, progress: Progress) -> None:
     """Figures of the moving average, or of the network if there is none; the best checkpoint so far is kept."""
-    net, data, step = state.ema or state.net, state.config.data, state.step
+    net, data, step = state.net if state.ema is None else state.ema, state.config.data, state.step
     with state.fabric.autocast():
         results = evaluate_network(net, dataset, split=data.val, step=step, workers=max(1, data.workers))
         if journal is not None:
