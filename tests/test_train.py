@@ -133,16 +133,17 @@ def test_stopped_between_checkpoint_and_validation_it_validates_first(
     assert [row["step"] for row in metrics(tmp_path / "run") if "val/miou" in row] == [4, 6]
 
 
-def test_ctrl_c_saves_and_exits_130(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_and_exits_130(data: Path, tmp_path: Path, number: signal.Signals) -> None:
     command = arguments(data, tmp_path / "run", train__steps=2000, train__checkpoint_every=2000, data__workers=2)
     process = start(["-m", "malleable", *command], start_new_session=True)
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("step 2/"):
             break
-    os.killpg(process.pid, signal.SIGINT)  # the terminal tells the loading processes too
+    os.killpg(process.pid, number)  # terminals and schedulers tell the loading processes too
     _, rest = process.communicate(timeout=120)
-    assert process.returncode == 130, rest
+    assert process.returncode == 128 + number, rest  # 130 for Ctrl-C
     step = read_checkpoint(tmp_path / "run").step
     assert step >= 2
     assert f"stopped after step {step}; the same command with --resume auto goes on" in rest

@@ -106,11 +106,13 @@ class Interruption:
         self.received = number
 
     @contextmanager
-    def ignored(self) -> Iterator[None]:
-        """Processes started in here do not hear Ctrl-C: the terminal sends it to all of a program's processes."""
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if self._before else None
+    def kept_from_children(self) -> Iterator[None]:
+        """Processes started in here never get these signals: terminals and schedulers send them to all of a program."""
+        if not hasattr(signal, "pthread_sigmask"):  # Windows
+            yield
+            return
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, self.SIGNALS)  # inherited, unlike handlers that torch sets
         try:
             yield
         finally:
-            if self._before:
-                signal.signal(signal.SIGINT, handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -87,7 +87,7 @@ def fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> int:
     progress = Progress(recipe.steps, start, recipe.batch_size, shown=fabric.is_global_zero)
     with ExitStack() as stack, Interruption() as interruption, progress:
         journal = stack.enter_context(closing(Journal(folder, start))) if fabric.is_global_zero else None
-        with interruption.ignored():
+        with interruption.kept_from_children():
             batches = iter(loader)  # starts the loading processes
         if start:
             progress.say(f"{folder} goes on after step {start}")
