@@ -1,0 +1,130 @@
+"""Class probabilities of one image: whole or in windows, at one scale or several, mirrored or not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+from torchvision.transforms import v2
+
+from malleable.data.sample import Batch, Sample, collate
+from malleable.data.transforms import eval_transform
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How an image is shown to a network.
+
+    Args:
+        scales: factors on the image's size. The camera is rescaled with the image.
+        flip: show every scale mirrored as well.
+        window: (height, width) of windows that slide over the image, None for the whole image at once.
+        overlap: the least share of a window that its neighbour sees too.
+    """
+
+    scales: tuple[float, ...] = (1.0,)
+    flip: bool = False
+    window: tuple[int, int] | None = None
+    overlap: float = 1 / 3
+
+    def __post_init__(self) -> None:
+        if not self.scales or not all(0 < scale < math.inf for scale in self.scales):
+            raise ValueError(f"scales must be positive factors, at least one, got {list(self.scales)}")
+        if self.window is not None and (len(self.window) != 2 or min(self.window) < 1):
+            raise ValueError(f"window must be (height, width), both at least 1, got {self.window}")
+        if not 0 <= self.overlap < 1:
+            raise ValueError(f"overlap must be at least 0 and below 1, got {self.overlap}")
+
+    def __str__(self) -> str:
+        """What must stand beside a figure: ``single scale``, or ``multi-scale 0.75, 1, 1.25 + flip``."""
+        factors = ", ".join(f"{scale:g}" for scale in self.scales)
+        kind = "multi-scale " + factors if len(self.scales) > 1 else "single scale"
+        if len(self.scales) == 1 and self.scales != (1.0,):
+            kind += f" {factors}"
+        text = kind + (" + flip" if self.flip else "")
+        return text if self.window is None else f"{text}, windows of {self.window[0]}×{self.window[1]}"
+
+
+@torch.no_grad()
+def probabilities(net: nn.Module, sample: Sample, protocol: Protocol | None = None) -> Tensor:
+    """(C, H, W) float32: softmax of ``net``'s logits at the size of ``sample``, averaged over scales and flips.
+
+    ``net`` is called as ``net(image, depth=..., focal=...)`` on the device of its parameters, in the mode it is in.
+    """
+    protocol = protocol or Protocol()
+    device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
+    size = sample.camera.size
+    total: Tensor | None = None
+    views = list(product(protocol.scales, (False, True) if protocol.flip else (False,)))
+    for scale, mirrored in views:
+        batch = _to(_view(sample, scale, mirrored), device)
+        logits = _logits(net, batch, protocol)
+        if mirrored:
+            logits = logits.flip(-1)
+        if logits.shape[-2:] != size:
+            logits = interpolate(logits, size, mode="bilinear")
+        part = logits.softmax(dim=1)[0]
+        total = part if total is None else total + part
+    assert total is not None
+    return total / len(views)
+
+
+def _view(sample: Sample, scale: float, mirrored: bool) -> Batch:
+    """The sample rescaled as in training, camera and all: the image mixed, depth taken from the nearest pixel."""
+    size = [max(1, round(length * scale)) for length in sample.camera.size]
+    if tuple(size) != sample.camera.size:
+        sample = v2.Resize(size)(sample)
+    if mirrored:
+        sample = v2.RandomHorizontalFlip(1.0)(sample)
+    return collate([eval_transform()(sample)])
+
+
+def _logits(net: nn.Module, batch: Batch, protocol: Protocol) -> Tensor:
+    """(1, C, H, W) float32 at the batch's size; where windows overlap, the mean of theirs."""
+    height, width = batch.image.shape[-2:]
+    if protocol.window is None:
+        return _run(net, batch, slice(0, height), slice(0, width))
+    rows, columns = (
+        list(_windows(length, window, protocol.overlap))
+        for length, window in zip((height, width), protocol.window, strict=True)
+    )
+    total: Tensor | None = None
+    seen = batch.image.new_zeros(height, width)
+    for row, column in product(rows, columns):
+        part = _run(net, batch, row, column)
+        total = part.new_zeros(1, part.shape[1], height, width) if total is None else total
+        total[..., row, column] += part
+        seen[row, column] += 1
+    assert total is not None
+    return total / seen
+
+
+def _windows(length: int, window: int, overlap: float) -> Iterator[slice]:
+    """Windows evenly from border to border; one, as long as the image, if that is shorter than a window."""
+    room = length - window
+    if room <= 0:
+        yield slice(0, length)
+        return
+    steps = math.ceil(room / max(1, window * (1 - overlap)))
+    for step in range(steps + 1):
+        start = step * room // steps
+        yield slice(start, start + window)
+
+
+def _run(net: nn.Module, batch: Batch, rows: slice, columns: slice) -> Tensor:
+    """Logits of a window. Cropping moves the principal point only, so the focal length stays."""
+    image, depth = batch.image[..., rows, columns], batch.depth[..., rows, columns]
+    logits: Tensor = net(image.contiguous(), depth=depth.contiguous(), focal=batch.focal).float()
+    if logits.shape[-2:] != image.shape[-2:]:
+        logits = interpolate(logits, image.shape[-2:], mode="bilinear")
+    return logits
+
+
+def _to(batch: Batch, device: torch.device) -> Batch:
+    image, depth, label, focal = (part.to(device) for part in batch[:4])
+    return Batch(image, depth, label, focal, batch.ids)
