@@ -1,0 +1,36 @@
+"""Networks without weights whose answer is known, and small scenes for them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from malleable.data import SyntheticScenes
+
+
+class Depths(nn.Module):
+    """Logits from every pixel alone: colours, depth and depth / focal. Mirrors with its input."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        weight = torch.randn(classes, 5, generator=torch.Generator().manual_seed(0))
+        self.weight = nn.Parameter(weight)
+        self.calls: list[tuple[tuple[int, ...], list[float]]] = []
+
+    def forward(self, image: Tensor, depth: Tensor, focal: Tensor) -> Tensor:
+        self.calls.append((tuple(image.shape), focal.tolist()))
+        seen = torch.cat([image, depth, 30 * depth / focal.view(-1, 1, 1, 1)], dim=1)
+        return torch.einsum("ck,nkhw->nchw", self.weight, seen)
+
+
+class Columns(Depths):
+    """Adds the column to the logits: does not mirror with its input."""
+
+    def forward(self, image: Tensor, depth: Tensor, focal: Tensor) -> Tensor:
+        logits = super().forward(image, depth, focal)
+        logits[:, 0] += torch.arange(image.shape[-1]) / 10
+        return logits
+
+
+def scenes(length: int = 5) -> SyntheticScenes:
+    return SyntheticScenes(size=(24, 32), length=length)
