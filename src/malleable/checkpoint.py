@@ -1,0 +1,188 @@
+"""Checkpoints: written whole or not at all, checked before they are believed, read without running anything."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import warnings
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from malleable.config import Config
+
+FOLDER = "checkpoints"
+BEST = "best.pt"
+_NAME = re.compile(r"step-(\d+)\.pt")
+_PARTIAL = ".part"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run at one step.
+
+    model, ema: state dicts of the network and of the moving average of its weights; ema is None if there is none.
+    training: state of optimiser, schedule, precision and random numbers, for resuming.
+    step: updates made so far.
+    classes, palette, dataset: of the training data; palette has one (red, green, blue) per class.
+    versions: of the packages that wrote it.
+    """
+
+    config: Config
+    step: int
+    model: Mapping[str, Tensor]
+    ema: Mapping[str, Tensor] | None
+    classes: tuple[str, ...]
+    palette: tuple[tuple[int, int, int], ...]
+    dataset: str
+    training: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write ``folder``/step-N.pt. The name appears only once every byte is on the disk."""
+    path = folder / f"step-{checkpoint.step:08d}.pt"
+    part = path.with_name(path.name + _PARTIAL)
+    content = {
+        "format": _FORMAT,
+        "config": checkpoint.config.to_dict(),
+        "step": checkpoint.step,
+        "model": dict(checkpoint.model),
+        "ema": None if checkpoint.ema is None else dict(checkpoint.ema),
+        "classes": list(checkpoint.classes),
+        "palette": [list(colour) for colour in checkpoint.palette],
+        "dataset": checkpoint.dataset,
+        "training": checkpoint.training,
+        "versions": checkpoint.versions,
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(part, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        _sync_folder(folder)
+    except (OSError, RuntimeError) as error:  # torch reports a failed write as a RuntimeError
+        part.unlink(missing_ok=True)
+        raise _explained(error, path) from error
+    return path
+
+
+def _explained(error: Exception, path: Path) -> OSError:
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__context__
+    free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else None
+    if getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+        return OSError(
+            f"no space left for the checkpoint {path} ({free or 0:,} bytes free); earlier ones are kept. "
+            "Make room, then run the same command with --resume auto"
+        )
+    return OSError(f"cannot write the checkpoint {path}: {error}; earlier ones are kept")
+
+
+def mark_best(path: Path) -> None:
+    """Have best.pt be the checkpoint ``path``, also after that one is pruned."""
+    part = path.with_name(BEST + _PARTIAL)
+    part.unlink(missing_ok=True)
+    try:
+        os.link(path, part)  # costs no space
+    except OSError:  # a file system without links
+        shutil.copyfile(path, part)
+    os.replace(part, path.with_name(BEST))
+    _sync_folder(path.parent)
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Delete all numbered checkpoints but the ``keep`` newest."""
+    for path in numbered(folder)[keep:]:
+        path.unlink()
+
+
+def numbered(folder: Path) -> list[Path]:
+    """The finished checkpoints of ``folder`` but the best, newest first."""
+    found = [(int(match[1]), path) for path in folder.glob("step-*.pt") if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def remove_partial(folder: Path) -> list[Path]:
+    """Delete what a killed run left half-written, and say which files those were."""
+    parts = sorted(folder.glob(f"*{_PARTIAL}"))
+    for part in parts:
+        part.unlink()
+    return parts
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """A checkpoint from its file, or the newest good one of a ``checkpoints`` folder or a run's folder.
+
+    Damaged ones in a folder are passed over with a warning. For the best one name the file, ``checkpoints/best.pt``.
+    Nothing in the file is executed.
+    """
+    path = Path(path)
+    if path.is_file():
+        return _read(path)
+    folder = path / FOLDER if (path / FOLDER).is_dir() else path
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{path} is neither a checkpoint nor a folder that holds some")
+    candidates = [*numbered(folder), folder / BEST] if (folder / BEST).is_file() else numbered(folder)
+    for candidate in candidates:
+        try:
+            return _read(candidate)
+        except ValueError as error:
+            warnings.warn(f"{error}; using the one before it", stacklevel=2)
+    raise FileNotFoundError(f"{folder} holds no good checkpoint (step-N.pt)")
+
+
+def _read(path: Path) -> Checkpoint:
+    try:
+        with zipfile.ZipFile(path) as archive:  # torch's files are zip archives with a checksum for every tensor
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"{damaged} does not match its checksum")
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        raise ValueError(
+            f"{path} holds more than tensors and settings, which could run code, and was not loaded"
+        ) from error
+    except (zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError) as error:
+        raise ValueError(f"{path} is damaged or no checkpoint ({error})") from error
+    if not isinstance(content, dict) or "format" not in content:
+        raise ValueError(f"{path} is no checkpoint of malleable train; it holds a {type(content).__name__}")
+    if content["format"] != _FORMAT:
+        raise ValueError(f"{path} has format {content['format']}; this version of malleable reads {_FORMAT}")
+    return Checkpoint(
+        config=Config.from_dict(content["config"]),
+        step=content["step"],
+        model=content["model"],
+        ema=content["ema"],
+        classes=tuple(content["classes"]),
+        palette=_colours(content["palette"]),
+        dataset=content["dataset"],
+        training=content["training"],
+        versions=content["versions"],
+    )
+
+
+def _colours(palette: Sequence[Sequence[int]]) -> tuple[tuple[int, int, int], ...]:
+    return tuple((red, green, blue) for red, green, blue in palette)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Put the folder's names on the disk; elsewhere than on POSIX systems folders cannot be opened."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

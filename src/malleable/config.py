@@ -1,0 +1,198 @@
+"""What a run is made of: typed settings that the command line, YAML files and checkpoints share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal
+
+from malleable.models import DeepLabV3Plus, deeplabv3plus
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network: the arguments of ``malleable.deeplabv3plus``.
+
+    Args:
+        backbone: a timm model.
+        conv: what replaces the first k × k convolution of each stage; null is the RGB baseline.
+        kernels: K; depth_aware has one whatever is said here.
+        stages: which of res2 … res5.
+        output_stride: 8, 16 or 32.
+        merge: the multi-stage merging block of the NYUDv2 network.
+        pretrained: ImageNet weights: true downloads timm's, a path reads a file, false starts at random.
+        centers: a_0 … a_{K+1} to start from; null takes −(K+1)/2 … (K+1)/2. Malleable only.
+        temperature: t to start from. Malleable only.
+        learnable: which of centers, temperature, rebalance are trained. Malleable only.
+        invalid: what a pixel without depth counts as.
+    """
+
+    backbone: str = "resnet50s"
+    conv: Literal["malleable", "conv25d", "depth_aware"] | None = "malleable"
+    kernels: int = 3
+    stages: tuple[int, ...] = (2, 3, 4, 5)
+    output_stride: Literal[8, 16, 32] = 16
+    merge: bool = False
+    pretrained: bool | str = True
+    centers: tuple[float, ...] | None = None
+    temperature: float = 1.0
+    learnable: tuple[Literal["centers", "temperature", "rebalance"], ...] = ("centers", "temperature", "rebalance")
+    invalid: Literal["same", "uniform", "ignore"] = "same"
+
+    def layer_options(self) -> dict[str, Any]:
+        """What the layers take besides their shape."""
+        options: dict[str, Any] = {} if self.conv is None else {"invalid": self.invalid}
+        if self.conv == "malleable":
+            options.update(centers=self.centers, temperature=self.temperature, learnable=self.learnable)
+        return options
+
+    def __post_init__(self) -> None:
+        defaults = {item.name: item.default for item in fields(self)}
+        for name in {"centers", "temperature", "learnable", "invalid"} - self.layer_options().keys():
+            if getattr(self, name) != defaults[name]:
+                raise ValueError(f"model.{name} is set to {getattr(self, name)}, but conv={self.conv} does not take it")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The data and its augmentation.
+
+    Args:
+        root: a folder with dataset.json, Cityscapes' tree, or "rooms" or "streets" for synthetic scenes.
+        train: the split to learn from.
+        val: the split to validate on.
+        crop: height and width.
+        scales: factors of the random scaling.
+        flip: probability of the horizontal flip.
+        workers: loading processes for each device; 0 loads in the training process.
+    """
+
+    root: str = "rooms"
+    train: str = "train"
+    val: str = "val"
+    crop: tuple[int, int] = (480, 480)
+    scales: tuple[float, ...] = (0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
+    flip: float = 0.5
+    workers: int = 2
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The recipe. The defaults are the paper's for NYUDv2.
+
+    Args:
+        steps: updates of the weights.
+        batch_size: images in one update, over all devices and accumulated parts together.
+        lr: learning rate at step 0.
+        momentum: of SGD.
+        weight_decay: of weights; biases, norms and receptive fields have none.
+        power: of the poly schedule, lr · (1 − step / steps) ** power.
+        receptive_field_lr: multiple of lr for centers, temperature and rebalance.
+        loss: cross_entropy over all pixels, or bootstrapped over the hard ones.
+        bootstrap_threshold: a pixel is hard if its class has a lower probability than this.
+        bootstrap_floor: the share of an image's labelled pixels that are kept at least, the hardest first.
+        precision: as lightning-fabric names it.
+        accumulate: in how many parts, one after the other, each device goes through its share of a batch.
+        clip: largest norm of the gradient; null does not clip.
+        ema: decay of the moving average of the weights, for example 0.999; null keeps none.
+        channels_last: memory format of images and weights.
+        compile: run the network through torch.compile.
+        freeze_norm: batch norms keep their statistics.
+        seed: of weights, order, augmentation and dropout.
+        checkpoint_every: steps.
+        validate_every: steps; 0 validates at the end only.
+        log_every: steps.
+        keep: how many of the newest checkpoints stay, besides the best.
+    """
+
+    steps: int = 40_000
+    batch_size: int = 16
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    power: float = 0.9
+    receptive_field_lr: float = 1.0
+    loss: Literal["cross_entropy", "bootstrapped"] = "cross_entropy"
+    bootstrap_threshold: float = 0.7
+    bootstrap_floor: float = 0.0625
+    precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"
+    accumulate: int = 1
+    clip: float | None = None
+    ema: float | None = None
+    channels_last: bool = False
+    compile: bool = False
+    freeze_norm: bool = False
+    seed: int = 0
+    checkpoint_every: int = 500
+    validate_every: int = 5000
+    log_every: int = 50
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "accumulate", "checkpoint_every", "log_every", "keep"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"train.{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("lr", "power", "receptive_field_lr"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"train.{name} must be positive, got {getattr(self, name)}")
+        for name in ("momentum", "weight_decay", "seed", "validate_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"train.{name} must not be negative, got {getattr(self, name)}")
+        if self.clip is not None and self.clip <= 0:
+            raise ValueError(f"train.clip must be positive, or null for no clipping, got {self.clip}")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ValueError(f"train.ema must lie between 0 and 1, or be null for no average, got {self.ema}")
+
+
+@dataclass(frozen=True)
+class Config:
+    """All that decides what a run learns."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested dicts of numbers, strings, lists and None."""
+        return {section: {key: _plain(value) for key, value in asdict(getattr(self, section)).items()}
+                for section in _SECTIONS}  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Config:
+        """What :meth:`to_dict` gave."""
+        try:
+            sections = {
+                name: kind(**{key: _frozen(value) for key, value in values[name].items()})
+                for name, kind in _SECTIONS.items()
+            }
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"these settings are not of this version of malleable ({error})") from error
+        return cls(**sections)
+
+
+_SECTIONS: dict[str, type[Any]] = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def build_network(config: ModelConfig, num_classes: int, *, pretrained: bool = True) -> DeepLabV3Plus:
+    """The network of ``config``; with ``pretrained=False`` no weights are looked for, because others follow."""
+    if not pretrained:
+        config = replace(config, pretrained=False)
+    return deeplabv3plus(
+        config.backbone,
+        num_classes,
+        config.conv,
+        config.kernels,
+        config.stages,
+        config.output_stride,
+        config.merge,
+        config.pretrained,
+        **config.layer_options(),
+    )
