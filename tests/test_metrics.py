@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import socket
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 import torch
@@ -91,29 +89,3 @@ def test_classes_out_of_range_are_named(guess: list[int], truth: list[int], word
 def test_shapes_must_agree() -> None:
     with pytest.raises(ValueError, match=r"\(2, 3\), got \(3, 2\)"):
         Confusion(CLASSES).update(torch.zeros(3, 2), torch.zeros(2, 3))
-
-
-def _process(rank: int, port: int, folder: str) -> None:
-    from toys import Depths, scenes
-
-    from malleable.evaluate import evaluate_network
-
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    results = evaluate_network(Depths(len(scenes().classes)), scenes())
-    torch.save(results.confusion, f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
-def test_two_processes_count_as_one(tmp_path: Path) -> None:
-    from toys import Depths, scenes
-
-    from malleable.evaluate import evaluate_network
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    torch.multiprocessing.spawn(_process, (port, str(tmp_path)), nprocs=2)
-    alone = evaluate_network(Depths(len(scenes().classes)), scenes()).confusion
-    for rank in range(2):
-        assert torch.load(tmp_path / f"{rank}.pt", weights_only=True).equal(alone)

@@ -1,10 +1,14 @@
-"""Networks without weights whose answer is known, and small scenes for them."""
+"""Networks whose answer is known, small scenes for them, and a run as training leaves it."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from malleable.checkpoint import Checkpoint, write_checkpoint
+from malleable.config import Config, ModelConfig, build_network
 from malleable.data import SyntheticScenes
 
 
@@ -34,3 +38,18 @@ class Columns(Depths):
 
 def scenes(length: int = 5) -> SyntheticScenes:
     return SyntheticScenes(size=(24, 32), length=length)
+
+
+MODEL = ModelConfig("resnet10t", kernels=1, stages=(3,), pretrained=False)
+
+
+def write_run(folder: Path, step: int = 7, ema: bool = False) -> Path:
+    """A run's folder with one checkpoint of a small network with random weights, for the classes of ``scenes``."""
+    data = scenes()
+    torch.manual_seed(step)
+    net = build_network(MODEL, len(data.classes))
+    state = net.state_dict()
+    average = {name: torch.zeros_like(value) for name, value in state.items()} if ema else None
+    checkpoint = Checkpoint(Config(model=MODEL), step, state, average, data.classes, data.palette, data.name)
+    write_checkpoint(folder / "checkpoints", checkpoint)
+    return folder
