@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from malleable.checkpoint import Checkpoint, write_checkpoint
 from malleable.config import Config, ModelConfig, build_network
-from malleable.data import SyntheticScenes
+from malleable.data import SyntheticScenes, collate, eval_transform
 
 
 class Depths(nn.Module):
@@ -48,6 +48,11 @@ def write_run(folder: Path, step: int = 7, ema: bool = False) -> Path:
     data = scenes()
     torch.manual_seed(step)
     net = build_network(MODEL, len(data.classes))
+    batch = collate([eval_transform()(sample) for sample in (data[0], data[1], data[2])])
+    with torch.no_grad():
+        net.classifier.bias.zero_()  # type: ignore[union-attr]
+        for _ in range(20):  # statistics of real features: the answers differ from pixel to pixel
+            net(batch.image, depth=batch.depth, focal=batch.focal)
     state = net.state_dict()
     average = {name: torch.zeros_like(value) for name, value in state.items()} if ema else None
     checkpoint = Checkpoint(Config(model=MODEL), step, state, average, data.classes, data.palette, data.name)

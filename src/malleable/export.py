@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import operator
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -115,9 +117,20 @@ def write_torch(net: nn.Module, path: Path) -> float:
     """Write ``net`` as a torch.export program (.pt2). Returns how far the file, read back, is from ``net``."""
     with whole(path) as partial:
         with _quiet():
-            torch.export.save(trace(net), partial)
+            program = trace(net)
+            _drop_ceilings(program)
+            torch.export.save(program, partial)
             loaded = torch.export.load(partial).module()
         return check(net, loaded)
+
+
+def _drop_ceilings(program: ExportedProgram) -> None:
+    """Put n for every ceil(n / 1): timm's dilated average pooling asks for it, and torch cannot write it to a file."""
+    for node in program.graph.nodes:
+        quotient = node.args[0] if node.target is math.ceil else None
+        if isinstance(quotient, torch.fx.Node) and quotient.target is operator.truediv and quotient.args[1] == 1:
+            node.replace_all_uses_with(quotient.args[0])
+    program.graph.eliminate_dead_code()
 
 
 def _onnx_runner(path: Path) -> Run:

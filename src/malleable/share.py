@@ -9,25 +9,25 @@ from typing import Any
 
 from malleable.trained import CONFIG, WEIGHTS, Trained, load_trained, save_trained
 
+HUB = "hf://"
 CARD = "README.md"
 FILES = (WEIGHTS, CONFIG, CARD)
 """All that is ever shared."""
 
 
-def push(checkpoint: str, target: str, folder: bool = False, private: bool = False, overwrite: bool = False) -> None:
+def push(checkpoint: str, target: str, private: bool = False, overwrite: bool = False) -> None:
     """Share a trained network: model.safetensors, config.json and a model card, and nothing else.
 
     The hub's token is taken from HF_TOKEN or from 'hf auth login'.
 
     Args:
         checkpoint: a checkpoint, a run's folder, or a folder with model.safetensors and config.json.
-        target: a folder (/models/x, ./x), or a repository on the Hugging Face hub (name/x).
-        folder: take target as a folder even if it looks like a repository.
+        target: a folder, or hf://owner/name, a repository on the Hugging Face hub.
         private: make a new repository private.
         overwrite: replace files that the folder holds.
     """
     trained = load_trained(checkpoint)
-    if folder or _is_folder(target):
+    if not target.startswith(HUB):
         _into(trained, Path(target), overwrite)
         print(f"{target} is ready; 'malleable pull {target} OUT' and every command that takes a checkpoint read it")
         return
@@ -36,7 +36,7 @@ def push(checkpoint: str, target: str, folder: bool = False, private: bool = Fal
     api = HfApi()
     with TemporaryDirectory() as temporary:
         _write(trained, Path(temporary))
-        repository = api.create_repo(target, private=private, exist_ok=True).repo_id
+        repository = api.create_repo(target.removeprefix(HUB), private=private, exist_ok=True).repo_id
         commit = api.upload_folder(
             repo_id=repository, folder_path=temporary, allow_patterns=list(FILES), commit_message="Weights and config"
         )
@@ -47,23 +47,22 @@ def pull(source: str, out: str, revision: str | None = None, overwrite: bool = F
     """Get a network that was pushed, and see that it loads. Nothing in it is executed.
 
     Args:
-        source: a repository on the Hugging Face hub (name/x), or a folder.
+        source: hf://owner/name, a repository on the Hugging Face hub, or a folder.
         out: the folder to write, which every command takes as a checkpoint.
         revision: a branch, tag or commit of the repository.
         overwrite: replace files that the folder holds.
     """
-    if Path(source).is_dir():
-        _into(load_trained(source), Path(out), overwrite)
-    elif _is_folder(source):
-        raise FileNotFoundError(f"there is no folder {source}")
-    else:
+    _check_free(Path(out), overwrite)
+    folder = source
+    if source.startswith(HUB):
         from huggingface_hub import snapshot_download
 
-        _check_free(Path(out), overwrite)
-        found = snapshot_download(source, revision=revision, allow_patterns=[WEIGHTS, CONFIG])
-        if not (Path(found) / WEIGHTS).is_file():
-            raise ValueError(f"{source} has no {WEIGHTS}; files of other formats are not taken, they could run code")
-        _into(load_trained(found), Path(out), overwrite)
+        folder = snapshot_download(source.removeprefix(HUB), revision=revision, allow_patterns=[WEIGHTS, CONFIG])
+    elif not Path(source).is_dir():
+        raise FileNotFoundError(f"there is no folder {source}; a repository on the hub is written hf://owner/name")
+    if not (Path(folder) / WEIGHTS).is_file():
+        raise ValueError(f"{source} has no {WEIGHTS}; files of other formats are not taken, they could run code")
+    _into(load_trained(folder), Path(out), overwrite)
     print(f"{out} is ready; use it wherever a command takes a checkpoint")
 
 
@@ -90,17 +89,12 @@ def card(trained: Trained) -> str:
             *rows,
             "",
             "```sh",
-            "malleable pull NAME model",
+            "malleable pull hf://OWNER/NAME model",
             "malleable predict model image.png --depth depth.png --unit mm --focal 525 --out labels",
             "```",
             "",
         ]
     )
-
-
-def _is_folder(target: str) -> bool:
-    """Whether ``target`` can only mean a folder; a repository is written name or owner/name."""
-    return target.startswith((".", "/")) or target.count("/") > 1 or "\\" in target or Path(target).is_dir()
 
 
 def _into(trained: Trained, folder: Path, overwrite: bool) -> None:
