@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from malleable.config import Config
+from malleable.files import PARTIAL, sync_folder, whole_file
 
 FOLDER = "checkpoints"
 BEST = "best.pt"
 _NAME = re.compile(r"step-(\d+)\.pt")
-_PARTIAL = ".part"
 _FORMAT = 1
 
 
@@ -51,7 +51,6 @@ class Checkpoint:
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write ``folder``/step-N.pt. The name appears only once every byte is on the disk."""
     path = folder / f"step-{checkpoint.step:08d}.pt"
-    part = path.with_name(path.name + _PARTIAL)
     content = {
         "format": _FORMAT,
         "config": checkpoint.config.to_dict(),
@@ -66,14 +65,9 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(part, "wb") as file:
+        with whole_file(path) as file:
             torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        _sync_folder(folder)
     except (OSError, RuntimeError) as error:  # torch reports a failed write as a RuntimeError
-        part.unlink(missing_ok=True)
         raise _explained(error, path) from error
     return path
 
@@ -93,14 +87,14 @@ def _explained(error: Exception, path: Path) -> OSError:
 
 def mark_best(path: Path) -> None:
     """Have best.pt be the checkpoint ``path``, also after that one is pruned."""
-    part = path.with_name(BEST + _PARTIAL)
+    part = path.with_name(BEST + PARTIAL)
     part.unlink(missing_ok=True)
     try:
         os.link(path, part)  # costs no space
     except OSError:  # a file system without links
         shutil.copyfile(path, part)
     os.replace(part, path.with_name(BEST))
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def prune(folder: Path, keep: int) -> None:
@@ -117,7 +111,7 @@ def numbered(folder: Path) -> list[Path]:
 
 def remove_partial(folder: Path) -> list[Path]:
     """Delete what a killed run left half-written, and say which files those were."""
-    parts = sorted(folder.glob(f"*{_PARTIAL}"))
+    parts = sorted(folder.glob(f"*{PARTIAL}"))
     for part in parts:
         part.unlink()
     return parts
@@ -135,13 +129,20 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     folder = path / FOLDER if (path / FOLDER).is_dir() else path
     if not folder.is_dir():
         raise FileNotFoundError(f"{path} is neither a checkpoint nor a folder that holds some")
-    candidates = [*numbered(folder), folder / BEST] if (folder / BEST).is_file() else numbered(folder)
-    for candidate in candidates:
+    found = newest_good(folder)
+    if found is None:
+        raise FileNotFoundError(f"{folder} holds no good checkpoint (step-N.pt)")
+    return found[1]
+
+
+def newest_good(folder: Path) -> tuple[Path, Checkpoint] | None:
+    """The newest checkpoint of ``folder`` that can be read, the best one if no numbered one can; None without any."""
+    for path in [*numbered(folder), *folder.glob(BEST)]:
         try:
-            return _read(candidate)
+            return path, _read(path)
         except ValueError as error:
             warnings.warn(f"{error}; using the one before it", stacklevel=2)
-    raise FileNotFoundError(f"{folder} holds no good checkpoint (step-N.pt)")
+    return None
 
 
 def _read(path: Path) -> Checkpoint:
@@ -176,13 +177,3 @@ def _read(path: Path) -> Checkpoint:
 
 def _colours(palette: Sequence[Sequence[int]]) -> tuple[tuple[int, int, int], ...]:
     return tuple((red, green, blue) for red, green, blue in palette)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Put the folder's names on the disk; elsewhere than on POSIX systems folders cannot be opened."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -9,9 +9,12 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, get_args, get_origin, get_type_hints
 
+from malleable.options import UsageError, resolve
+
 COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("malleable.bench:bench", "measure what the layers cost on this machine"),
     "cost": ("malleable.cost:command", "parameters and multiply-adds, beside the paper's Table 1"),
+    "train": ("malleable.train:train", "train a network, or go on with a run"),
     "check": ("malleable.data.check:check", "look through a data set and name what is wrong in it"),
     "evaluate": ("malleable.evaluate:evaluate", "mIoU and accuracies of a trained network on a data set"),
     "predict": ("malleable.predict:predict", "label images with a trained network"),
@@ -37,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         return run(verb, rest)
+    except UsageError as error:
+        print(f"malleable {verb}: {error}; 'malleable {verb} --help' lists what it takes", file=sys.stderr)
+        return 2
     except (ValueError, OSError, RuntimeError) as error:
         print(f"malleable {verb}: {error}", file=sys.stderr)
         return 1
@@ -53,7 +59,8 @@ def run(verb: str, arguments: Sequence[str]) -> int:
 
     module, function = COMMANDS[verb][0].split(":")
     command: Callable[..., Any] = getattr(import_module(module), function)
-    code = auto_cli(command, args=as_values(arguments, get_type_hints(command)), prog=f"malleable {verb}")
+    types = get_type_hints(command)
+    code = auto_cli(command, args=resolve(as_values(arguments, types), types), prog=f"malleable {verb}")
     return int(code or 0)
 
 

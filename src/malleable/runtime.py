@@ -1,0 +1,116 @@
+"""Processes, signals and random numbers under a training loop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from types import FrameType
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+def launch(accelerator: str, devices: int | Literal["auto"], nodes: int, precision: Any) -> Fabric:
+    """Fabric, with all its processes running. torchrun and SLURM say themselves how many there are."""
+    environment = os.environ
+    if "TORCHELASTIC_RUN_ID" in environment:
+        devices = int(environment["LOCAL_WORLD_SIZE"])
+        nodes = int(environment["WORLD_SIZE"]) // devices
+    elif "SLURM_NTASKS" in environment and environment.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        nodes = int(environment.get("SLURM_NNODES", 1))
+        devices = int(environment["SLURM_NTASKS"]) // nodes
+    fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=nodes, precision=precision)
+    fabric.launch()
+    return fabric
+
+
+def on_first(fabric: Fabric, work: Callable[[], T]) -> T:
+    """What ``work`` gives in the first process, for all of them. Its error is raised in all of them, so none waits."""
+    result: Any = None
+    error: Exception | None = None
+    if fabric.is_global_zero:
+        try:
+            result = work()
+        except (ValueError, OSError, RuntimeError) as raised:
+            error = raised
+    if fabric.world_size > 1:
+        result, error = fabric.broadcast((result, error))
+    if error is not None:
+        raise error
+    return result  # type: ignore[no-any-return]
+
+
+def total(fabric: Fabric, numbers: Tensor) -> Tensor:
+    """``numbers`` summed over all processes."""
+    summed = fabric.all_reduce(numbers, reduce_op="sum")
+    assert isinstance(summed, Tensor)
+    return summed
+
+
+def gathered(fabric: Fabric, names: list[str]) -> list[str]:
+    """The ``names`` of all processes, in their order."""
+    if fabric.world_size == 1:
+        return names
+    parts: list[list[str]] = [[] for _ in range(fabric.world_size)]
+    torch.distributed.all_gather_object(parts, names)
+    return [name for part in parts for name in part]
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Have what is random in a step, dropout that is, follow from the seed, the step and the process alone."""
+    (state,) = np.random.SeedSequence((seed, 2, step, rank)).generate_state(1, np.uint64)  # 0 and 1 belong to the data
+    torch.manual_seed(int(state))
+
+
+def versions() -> dict[str, str]:
+    """Of what a run's numbers depend on."""
+    found = {}
+    for name in ("malleable", "torch", "torchvision", "timm", "lightning-fabric", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # run from its sources
+            continue
+    return found
+
+
+class Interruption:
+    """SIGINT and SIGTERM as a note that a loop reads when it suits; a second one ends the program at once."""
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+            self._before = {number: signal.signal(number, self._note) for number in self.SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received:
+            raise KeyboardInterrupt
+        self.received = number
+
+    @contextmanager
+    def ignored(self) -> Iterator[None]:
+        """Processes started in here do not hear Ctrl-C: the terminal sends it to all of a program's processes."""
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if self._before else None
+        try:
+            yield
+        finally:
+            if self._before:
+                signal.signal(signal.SIGINT, handler)

@@ -1,0 +1,213 @@
+"""``malleable train``: one explicit loop, the same on one core, several GPUs or several machines."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from malleable.checkpoint import FOLDER, mark_best, numbered, prune, read_checkpoint, write_checkpoint
+from malleable.config import Config, DataConfig, ModelConfig, TrainConfig
+from malleable.data import Batch, SampleDataset, open_dataset, step_loader, train_transform
+from malleable.evaluate import evaluate_network
+from malleable.inference import probabilities
+from malleable.journal import Journal, Progress, receptive_fields, side_by_side
+from malleable.loss import Loss, build_loss
+from malleable.runfolder import begin
+from malleable.runtime import Interruption, gathered, launch, on_first, seed_step, total
+from malleable.state import State
+
+_DEFAULTS = Config()
+_SHOWN = 4  # validation images in TensorBoard
+
+
+def train(
+    model: ModelConfig = _DEFAULTS.model,
+    data: DataConfig = _DEFAULTS.data,
+    train: TrainConfig = _DEFAULTS.train,
+    out: str = "runs/run",
+    resume: Literal["auto"] | None = None,
+    accelerator: str = "auto",
+    devices: int | Literal["auto"] = "auto",
+    nodes: int = 1,
+) -> int:
+    """Train a network. The run's folder gets config.yaml, metrics.jsonl, tensorboard/ and checkpoints/.
+
+    Args:
+        model: The network
+        data: The data and its augmentation
+        train: The recipe
+        out: the run's folder. One that holds a run is never overwritten, only continued.
+        resume: auto goes on from the newest good checkpoint in out, or starts if there is none.
+        accelerator: cpu, cuda, ...; auto takes a GPU if there is one.
+        devices: on each machine; auto takes all GPUs, or one CPU process. torchrun and SLURM overrule it.
+        nodes: machines. torchrun and SLURM overrule it.
+    """
+    config = Config(model, data, train)
+    fabric = launch(accelerator, devices, nodes, train.precision)
+    try:
+        return fit(fabric, config, Path(out), resume == "auto")
+    except KeyboardInterrupt:
+        print("stopped at once; the newest checkpoint is the last one written", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> int:
+    """Train from the start, or from the newest checkpoint in ``folder``, to the last step. Returns the exit code."""
+    data, recipe = config.data, config.train
+    train_set, val_set = open_dataset(data.root, data.train), open_dataset(data.root, data.val)
+    loss = build_loss(recipe)
+    found = on_first(fabric, lambda: begin(folder, config, resume))
+    state = State(fabric, config, train_set, None if found is None else read_checkpoint(found))
+    start = state.step
+    if start >= recipe.steps:
+        print(f"{folder} has made its {recipe.steps} steps already", file=sys.stderr)
+        return 0
+    loader = step_loader(
+        train_set,
+        train_transform(data.crop, data.scales, data.flip),
+        recipe.batch_size,
+        recipe.steps,
+        seed=recipe.seed,
+        start_step=start,
+        workers=data.workers,
+        rank=fabric.global_rank,
+        world_size=fabric.world_size,
+        pin_memory=fabric.device.type == "cuda",
+    )
+    journal = Journal(folder, start) if fabric.is_global_zero else None
+    progress = Progress(recipe.steps, start, recipe.batch_size, shown=fabric.is_global_zero)
+    with Interruption() as interruption, progress:
+        with interruption.ignored():
+            batches = iter(loader)  # starts the loading processes
+        if start:
+            progress.say(f"{folder} goes on after step {start}")
+            if due(start, recipe.validate_every) and on_first(fabric, lambda: start not in as_first(journal).scores):
+                validate(state, val_set, folder, journal, progress)  # it was stopped between checkpoint and validation
+        state.set_mode()
+        progress.restart()
+        for batch in batches:
+            value, norm, stop = update(state, fabric.to_device(batch), loss, interruption.received, folder)
+            done = state.step
+            progress.advance(done, value)
+            if due(done, recipe.log_every) or done == recipe.steps:
+                scalars = progress.report(done, state.optimizer.param_groups[0]["lr"])
+                if journal is not None:
+                    journal.scalars(done, scalars | {"gradient_norm": norm} | receptive_fields(state.net))
+            validating = due(done, recipe.validate_every) or done == recipe.steps
+            if validating or stop or due(done, recipe.checkpoint_every):
+                save(state, folder)
+                progress.restart()
+            if stop and done < recipe.steps:
+                progress.say(f"stopped after step {done}; the same command with --resume auto goes on")
+                return 128 + stop
+            if validating:
+                validate(state, val_set, folder, journal, progress)
+                state.set_mode()
+                progress.restart()
+    if journal is not None:
+        journal.close()
+    return 0
+
+
+def update(state: State, batch: Batch, loss: Loss, received: int, folder: Path) -> tuple[float, float, int]:
+    """One step. Returns the loss before it, the norm of its gradient, and a signal that any process has received."""
+    fabric, recipe = state.fabric, state.config.train
+    seed_step(recipe.seed, state.step, fabric.global_rank)
+    state.set_lr()
+    mine = [float(loss.weight(batch.label).sum()), float(received == signal.SIGINT), float(received == signal.SIGTERM)]
+    weight, interrupts, terminations = total(fabric, torch.tensor(mine, device=fabric.device)).tolist()
+    weight = max(weight, 1.0)  # of the whole batch, over all devices
+    losses: list[Tensor] = []
+    for part, last in parts(batch, recipe.accumulate):
+        with fabric.no_backward_sync(state.model, enabled=not last):
+            image = part.image.contiguous(memory_format=torch.channels_last) if recipe.channels_last else part.image
+            each = loss(state.model(image, depth=part.depth, focal=part.focal), part.label)  # (images,)
+            fabric.backward(each.sum() * (fabric.world_size / weight))  # devices average their gradients
+        losses.append(each.detach())
+    per_image = torch.cat(losses)
+    value = float(total(fabric, per_image.sum())) / weight
+    clipped = fabric.clip_gradients(
+        state.model, state.stepper, max_norm=recipe.clip or math.inf, error_if_nonfinite=False
+    )
+    norm = float(clipped) if isinstance(clipped, Tensor) else math.nan
+    if not math.isfinite(value) or (not math.isfinite(norm) and recipe.precision != "16-mixed"):  # its scaler skips
+        raise not_finite(state, value, per_image, batch.ids, folder)
+    state.advance()
+    return value, norm, signal.SIGINT if interrupts else signal.SIGTERM if terminations else 0
+
+
+def parts(batch: Batch, number: int) -> Iterator[tuple[Batch, bool]]:
+    """A batch in equal parts, each with whether it is the last."""
+    size = len(batch.ids) // number
+    for first in range(0, len(batch.ids), size):
+        end = first + size
+        yield Batch._make(field[first:end] for field in batch), end == len(batch.ids)
+
+
+def not_finite(state: State, value: float, per_image: Tensor, ids: list[str], folder: Path) -> RuntimeError:
+    """What to say when a step would spoil the weights."""
+    bad = [id for id, number in zip(ids, per_image.tolist(), strict=True) if not math.isfinite(number)]
+    bad = gathered(state.fabric, bad)
+    what = f"the loss is {value}" if bad else "the gradient is not finite"
+    samples = bad or gathered(state.fabric, ids)
+    kept = numbered(folder / FOLDER)
+    return RuntimeError(
+        f"step {state.step}: {what}; samples {', '.join(samples)}. The weights were not changed by this step; the last "
+        f"good checkpoint is {kept[0] if kept else 'none yet'}. Look at these samples, lower train.lr or set train.clip"
+    )
+
+
+def save(state: State, folder: Path) -> None:
+    def write() -> None:
+        write_checkpoint(folder / FOLDER, state.checkpoint())
+        prune(folder / FOLDER, state.config.train.keep)
+
+    on_first(state.fabric, write)
+
+
+def validate(state: State, dataset: SampleDataset, folder: Path, journal: Journal | None, progress: Progress) -> None:
+    """Figures of the moving average, or of the network if there is none; the best checkpoint so far is kept."""
+    net, data, step = state.ema or state.net, state.config.data, state.step
+    with state.fabric.autocast():
+        results = evaluate_network(net, dataset, split=data.val, step=step, workers=max(1, data.workers))
+        if journal is not None:
+            net.eval()
+            for index in range(min(_SHOWN, len(dataset))):
+                sample = dataset[index]
+                predicted = probabilities(net, sample).argmax(0)
+                journal.image(step, f"val/{sample.id}", side_by_side(sample, predicted, dataset.palette))
+    figures = {
+        "val/miou": results.miou,
+        "val/pixel_accuracy": results.pixel_accuracy,
+        "val/mean_accuracy": results.mean_accuracy,
+        **{f"val/iou/{name}": iou for name, iou in results.iou.items() if iou is not None},
+    }
+    progress.say(
+        f"step {step}: mIoU {results.miou:.2f}, pixel accuracy {results.pixel_accuracy:.2f} "
+        f"({dataset.name}/{data.val}, {results.protocol})"
+    )
+
+    def note() -> None:
+        as_first(journal).scalars(step, figures)
+        if as_first(journal).is_best(step):
+            mark_best(numbered(folder / FOLDER)[0])
+
+    on_first(state.fabric, note)
+
+
+def as_first(journal: Journal | None) -> Journal:
+    """The journal, in the process that keeps it."""
+    assert journal is not None
+    return journal
+
+
+def due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

@@ -1,0 +1,44 @@
+"""``malleable train`` that kills itself: ``python dying_run.py step|write N train ...``, at step or checkpoint N."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import torch
+
+import malleable.train
+from malleable import cli
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(where: str, number: int, arguments: list[str]) -> int:
+    update, save = malleable.train.update, torch.save
+
+    def update_or_die(state: Any, *rest: Any) -> Any:
+        result = update(state, *rest)
+        if state.step == number:
+            die()
+        return result
+
+    def save_or_die(content: Any, file: Any) -> None:
+        save(content, file)
+        if content["step"] == number:
+            file.truncate(file.tell() // 2)
+            file.flush()
+            die()
+
+    if where == "step":
+        malleable.train.update = update_or_die
+    else:
+        torch.save = save_or_die
+    return cli.main(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), sys.argv[3:]))
