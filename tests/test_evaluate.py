@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from malleable import cli
 from malleable.data import FolderWriter
 from malleable.evaluate import evaluate_network
-from malleable.inference import Protocol, class_probabilities
+from malleable.inference import Protocol, probabilities
 from malleable.trained import load_trained
 from toys import Depths, scenes, write_run
 
@@ -68,7 +68,7 @@ def test_counts_agree_with_a_loop_over_pixels() -> None:
     results = evaluate_network(net, DATA, **options)  # type: ignore[arg-type]
     table = [[0] * len(DATA.classes) for _ in DATA.classes]
     for index in range(len(DATA)):
-        guesses = class_probabilities(net, DATA[index], Protocol(**options)).argmax(0).flatten().tolist()  # type: ignore[arg-type]
+        guesses = probabilities(net, DATA[index], Protocol(**options)).argmax(0).flatten().tolist()  # type: ignore[arg-type]
         for guess, truth in zip(guesses, DATA[index].label.flatten().tolist(), strict=True):
             if truth != 255:
                 table[truth][guess] += 1

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from malleable.data import collate, eval_transform
-from malleable.inference import Protocol, _windows, class_probabilities
+from malleable.inference import Protocol, _windows, probabilities
 from toys import Columns, Depths, scenes
 
 SAMPLE = scenes()[1]
@@ -25,12 +25,12 @@ def plain(net: Depths) -> torch.Tensor:
 
 def test_one_scale_is_the_network_alone() -> None:
     net = Depths(CLASSES)
-    assert class_probabilities(net, SAMPLE).equal(plain(net))
+    assert probabilities(net, SAMPLE).equal(plain(net))
 
 
 def test_mirroring_changes_nothing_in_a_network_that_mirrors() -> None:
     net = Depths(CLASSES)
-    torch.testing.assert_close(class_probabilities(net, SAMPLE, Protocol(flip=True)), plain(net))
+    torch.testing.assert_close(probabilities(net, SAMPLE, Protocol(flip=True)), plain(net))
 
 
 def test_mirrored_answers_are_mirrored_back_and_averaged() -> None:
@@ -38,20 +38,20 @@ def test_mirrored_answers_are_mirrored_back_and_averaged() -> None:
     batch = collate([eval_transform()(SAMPLE)])
     with torch.no_grad():
         mirrored = net(batch.image.flip(-1), batch.depth.flip(-1), batch.focal).softmax(1)[0].flip(-1)
-    torch.testing.assert_close(class_probabilities(net, SAMPLE, Protocol(flip=True)), (plain(net) + mirrored) / 2)
+    torch.testing.assert_close(probabilities(net, SAMPLE, Protocol(flip=True)), (plain(net) + mirrored) / 2)
     assert not torch.allclose(plain(net), mirrored)
 
 
 @pytest.mark.parametrize("window", [(24, 32), (99, 99)])
 def test_a_window_as_large_as_the_image_is_the_whole_image(window: tuple[int, int]) -> None:
     net = Columns(CLASSES)
-    assert class_probabilities(net, SAMPLE, Protocol(window=window)).equal(plain(net))
+    assert probabilities(net, SAMPLE, Protocol(window=window)).equal(plain(net))
     assert [shape[-2:] for shape, _ in net.calls] == [(24, 32)] * 2
 
 
 def test_windows_change_nothing_in_a_network_that_sees_single_pixels() -> None:
     net = Depths(CLASSES)
-    torch.testing.assert_close(class_probabilities(net, SAMPLE, Protocol(window=(11, 9))), plain(net))
+    torch.testing.assert_close(probabilities(net, SAMPLE, Protocol(window=(11, 9))), plain(net))
     focal = SAMPLE.camera.focal
     assert all(shape[-2:] == (11, 9) and seen == [pytest.approx(focal)] for shape, seen in net.calls[:-1])
 
@@ -61,7 +61,7 @@ def test_overlapping_windows_are_averaged() -> None:
     net = Columns(CLASSES)
     with torch.no_grad():
         net.weight.zero_()
-    scores = class_probabilities(net, SAMPLE, Protocol(window=(24, 24), overlap=0.5))
+    scores = probabilities(net, SAMPLE, Protocol(window=(24, 24), overlap=0.5))
     x = torch.arange(32.0)
     first, second = x, x - 8
     column = torch.where(x < 8, first, torch.where(x < 24, (first + second) / 2, second)) / 10
@@ -73,7 +73,7 @@ def test_the_camera_and_depth_follow_the_scale() -> None:
     net = Depths(CLASSES)
     seen = []
     net.register_forward_pre_hook(lambda _, __, kwargs: seen.append(kwargs["depth"]), with_kwargs=True)
-    scores = class_probabilities(net, SAMPLE, Protocol(scales=(0.5, 1.0, 1.5)))
+    scores = probabilities(net, SAMPLE, Protocol(scales=(0.5, 1.0, 1.5)))
     focal = float(SAMPLE.camera.focal)
     assert [shape[-2:] for shape, _ in net.calls] == [(12, 16), (24, 32), (36, 48)]
     assert [f for _, (f,) in net.calls] == pytest.approx([focal / 2, focal, focal * 1.5])
@@ -85,8 +85,8 @@ def test_the_camera_and_depth_follow_the_scale() -> None:
 
 def test_scales_are_averaged_as_probabilities() -> None:
     net = Depths(CLASSES)
-    alone = [class_probabilities(net, SAMPLE, Protocol(scales=(scale,))) for scale in (0.5, 1.5)]
-    torch.testing.assert_close(class_probabilities(net, SAMPLE, Protocol(scales=(0.5, 1.5))), sum(alone) / 2)
+    alone = [probabilities(net, SAMPLE, Protocol(scales=(scale,))) for scale in (0.5, 1.5)]
+    torch.testing.assert_close(probabilities(net, SAMPLE, Protocol(scales=(0.5, 1.5))), sum(alone) / 2)
 
 
 @settings(deadline=None)

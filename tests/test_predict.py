@@ -16,7 +16,7 @@ from torch import Tensor
 
 from malleable import Camera, cli
 from malleable.data import FolderWriter, Sample
-from malleable.inference import class_probabilities
+from malleable.inference import probabilities
 from malleable.inputs import Flags, Item, find_items
 from malleable.predict import PredictionWriter, predict_items
 from malleable.trained import load_trained
@@ -56,7 +56,7 @@ def pixels(path: Path) -> np.ndarray:
 
 
 def expected(run: Path, sample: Sample) -> np.ndarray:
-    return class_probabilities(load_trained(run).net, sample).argmax(0).numpy()
+    return probabilities(load_trained(run).net, sample).argmax(0).numpy()
 
 
 def test_one_image_with_flags(run: Path, folder: Path, predict: Callable[..., int], tmp_path: Path) -> None:

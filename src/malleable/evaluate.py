@@ -19,7 +19,7 @@ from malleable.data.images import write_text
 from malleable.data.opening import open_dataset
 from malleable.data.parallel import parallel_map, with_progress
 from malleable.data.sample import Sample, SampleDataset
-from malleable.inference import Protocol, class_probabilities
+from malleable.inference import Protocol, probabilities
 from malleable.metrics import Confusion
 from malleable.output import check_free
 from malleable.trained import load_trained
@@ -157,7 +157,7 @@ def evaluate_network(
     net.eval()
     try:
         for sample in samples:
-            scores = class_probabilities(net, sample, protocol)
+            scores = probabilities(net, sample, protocol)
             if len(scores) != len(dataset.classes):
                 raise ValueError(
                     f"the network knows {len(scores)} classes but {dataset.name} has {len(dataset.classes)}; "

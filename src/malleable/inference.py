@@ -51,7 +51,7 @@ class Protocol:
 
 
 @torch.no_grad()
-def class_probabilities(net: nn.Module, sample: Sample, protocol: Protocol | None = None) -> Tensor:
+def probabilities(net: nn.Module, sample: Sample, protocol: Protocol | None = None) -> Tensor:
     """(C, H, W) float32: softmax of ``net``'s logits at the size of ``sample``, averaged over scales and flips.
 
     ``net`` is called as ``net(image, depth=..., focal=...)`` on the device of its parameters, in the mode it is in.

@@ -14,10 +14,11 @@ from malleable.data.images import Array, write_png
 from malleable.data.palette import Colour
 from malleable.data.parallel import parallel_map, with_progress
 from malleable.data.sample import Sample
-from malleable.inference import Protocol, class_probabilities
+from malleable.files import whole_file
+from malleable.inference import Protocol
+from malleable.inference import probabilities as class_probabilities
 from malleable.inputs import Flags, Item, find_items
 from malleable.layers import DepthConv2d
-from malleable.output import whole
 from malleable.trained import load_trained
 
 Answer = Callable[[Sample], Tensor]
@@ -58,6 +59,8 @@ class PredictionWriter:
     """
 
     def __init__(self, out: Path, palette: Sequence[Colour], classes: Sequence[str] = (), keep: bool = False) -> None:
+        if len(palette) > 256:
+            raise ValueError(f"label files hold at most 256 classes, the network has {len(palette)}")
         self.out, self.classes, self.keep = out, tuple(classes), keep
         self.palette = np.array(palette, np.uint8)
 
@@ -82,8 +85,8 @@ class PredictionWriter:
         write_png(colour, paths["colour"])
         write_png(((image.astype(np.uint16) + colour) // 2).astype(np.uint8), paths["overlay"])
         if self.keep:
-            with whole(paths["probabilities"]) as partial:
-                np.savez_compressed(partial, probabilities=scores.half().cpu().numpy(), classes=np.array(self.classes))
+            with whole_file(paths["probabilities"]) as file:
+                np.savez_compressed(file, probabilities=scores.half().cpu().numpy(), classes=np.array(self.classes))
 
 
 def predict(
