@@ -86,10 +86,12 @@ def as_values(arguments: Sequence[str], types: Mapping[str, Any]) -> list[str]:
             length = len(get_args(kind))
             if Ellipsis in get_args(kind):  # as many as there are numbers
                 length = next((n for n, value in enumerate(left) if not _is_number(value)), len(left))
-            if 0 < length <= len(left) and not left[0].startswith("["):
+            if left and left[0].startswith("["):
+                result.append(left.pop(0))
+            elif 0 < length <= len(left):
                 result.append(f"[{','.join(left[:length])}]")
                 del left[:length]
-        elif position is not None and kind is not None and left:
+        elif position is not None and left and (kind is not None or word == "--config"):
             result.append(left.pop(0))
     if len(plain) > (position or 0):
         result += [*plain[:position], json.dumps(plain[position:])]
