@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import pickle
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -166,6 +167,12 @@ def test_results_are_not_overwritten_silently(
     assert json.loads((tmp_path / "r.json").read_text()) == json.loads(capsys.readouterr().out)
 
 
+def test_a_run_knows_its_data(folder: Path, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "x", root=folder)
+    assert cli.main(["evaluate", str(run / "checkpoints" / "step-00000007.pt")]) == 0
+    assert json.loads((run / "results.json").read_text())["dataset"] == "tiny"
+
+
 def test_averaged_weights_are_preferred(tmp_path: Path) -> None:
     trained = load_trained(write_run(tmp_path / "x", ema=True))
     assert all(not value.any() for value in trained.net.state_dict().values())
@@ -194,3 +201,11 @@ def test_a_checkpoint_that_would_run_code_is_refused(
     assert not touched.exists()
     torch.load(evil, weights_only=False)  # it would have
     assert touched.exists()
+
+
+def test_a_plain_pickle_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    touched, evil = tmp_path / "touched", tmp_path / "evil.pt"
+    evil.write_bytes(pickle.dumps(Touch(touched)))
+    assert cli.main(["evaluate", str(evil)]) == 1
+    assert "damaged or no checkpoint" in capsys.readouterr().err
+    assert not touched.exists()

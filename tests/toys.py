@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from malleable.checkpoint import Checkpoint, write_checkpoint
-from malleable.config import Config, ModelConfig, build_network
+from malleable.config import Config, DataConfig, ModelConfig, build_network
 from malleable.data import SyntheticScenes, collate, eval_transform
 
 
@@ -43,8 +43,11 @@ def scenes(length: int = 5) -> SyntheticScenes:
 MODEL = ModelConfig("resnet10t", kernels=1, stages=(3,), pretrained=False)
 
 
-def write_run(folder: Path, step: int = 7, ema: bool = False) -> Path:
-    """A run's folder with one checkpoint of a small network with random weights, for the classes of ``scenes``."""
+def write_run(folder: Path, step: int = 7, ema: bool = False, root: Path | None = None) -> Path:
+    """A run's folder with one checkpoint of a small network with random weights, for the classes of ``scenes``.
+
+    ``root`` is the data set that it says it was trained on.
+    """
     data = scenes()
     torch.manual_seed(step)
     net = build_network(MODEL, len(data.classes))
@@ -55,6 +58,7 @@ def write_run(folder: Path, step: int = 7, ema: bool = False) -> Path:
             net(batch.image, depth=batch.depth, focal=batch.focal)
     state = net.state_dict()
     average = {name: torch.zeros_like(value) for name, value in state.items()} if ema else None
-    checkpoint = Checkpoint(Config(model=MODEL), step, state, average, data.classes, data.palette, data.name)
+    config = Config(MODEL, DataConfig() if root is None else DataConfig(root=str(root)))
+    checkpoint = Checkpoint(config, step, state, average, data.classes, data.palette, data.name)
     write_checkpoint(folder / "checkpoints", checkpoint)
     return folder
