@@ -41,3 +41,28 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_as_a_module() -> None:
     finished = subprocess.run([sys.executable, "-m", "malleable", "--help"], capture_output=True, text=True, check=True)
     assert "usage: malleable COMMAND" in finished.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("run a.png b.png --flip", ["--flip", "true", "run", '["a.png", "b.png"]']),
+        ("run --out x a.png --focal 5 b.png", ["--out", "x", "--focal", "5", "run", '["a.png", "b.png"]']),
+        ("--scales 0.5 1 run a.png", ["--scales", "[0.5,1]", "run", '["a.png"]']),
+        ("run a.png --scales [0.5,1] --window [4,5]", ["--scales", "[0.5,1]", "--window", "[4,5]", "run", '["a.png"]']),
+        ("--window 4 5 run a.png --out=x", ["--window", "[4,5]", "--out=x", "run", '["a.png"]']),
+        ("run --config c.yaml a.png", ["--config", "c.yaml", "run", '["a.png"]']),
+        ("run", ["run"]),
+    ],
+)
+def test_things_without_a_flag_become_one_list(words: str, expected: list[str]) -> None:
+    types = {
+        "checkpoint": str,
+        "inputs": list[str],
+        "out": str,
+        "focal": float | None,
+        "flip": bool,
+        "scales": tuple[float, ...],
+        "window": tuple[int, int] | None,
+    }
+    assert cli.as_values(words.split(), types) == expected

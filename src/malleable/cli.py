@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -15,6 +16,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cost": ("malleable.cost:command", "parameters and multiply-adds, beside the paper's Table 1"),
     "train": ("malleable.train:train", "train a network, or go on with a run"),
     "check": ("malleable.data.check:check", "look through a data set and name what is wrong in it"),
+    "evaluate": ("malleable.evaluate:evaluate", "mIoU and accuracies of a trained network on a data set"),
+    "predict": ("malleable.predict:predict", "label images with a trained network"),
+    "export": ("malleable.export:export", "write a trained network as ONNX or as a torch.export program"),
+    "push": ("malleable.share:push", "put a trained network into a folder or on the Hugging Face hub"),
+    "pull": ("malleable.share:pull", "get a trained network from the Hugging Face hub or a folder"),
     "prepare": ("malleable.data.prepare:prepare", "bring a data set's own files into the folder layout"),
 }
 """Verb → ("module:function", what it does in one line). The function returns nothing, or an exit code."""
@@ -59,16 +65,44 @@ def run(verb: str, arguments: Sequence[str]) -> int:
 
 
 def as_values(arguments: Sequence[str], types: Mapping[str, Any]) -> list[str]:
-    """Arguments as jsonargparse reads them: ``--json true`` for ``--json``, ``--size [9,9]`` for ``--size 9 9``."""
-    left, result = list(arguments), []
+    """Arguments as jsonargparse reads them.
+
+    ``--json true`` for ``--json``, ``--size [9,9]`` for ``--size 9 9``, and of a command that takes a list of things
+    without a flag, all of them as one: ``[a,b]`` for ``a b``.
+    """
+    left, result, plain = list(arguments), [], []
+    position = next((place for place, kind in enumerate(types.values()) if get_origin(kind) is list), None)
     while left:
-        result.append(left.pop(0))
-        kind = types.get(result[-1].removeprefix("--").replace("-", "_")) if result[-1].startswith("--") else None
-        if kind is bool and (not left or left[0] not in ("true", "false")):
-            result.append("true")
+        word = left.pop(0)
+        if position is not None and not word.startswith("-"):
+            plain.append(word)
+            continue
+        result.append(word)
+        kind = types.get(word.removeprefix("--").replace("-", "_")) if word.startswith("--") else None
         kind = next((option for option in get_args(kind) if get_origin(option) is tuple), kind)  # tuple | None
-        length = len(get_args(kind)) if get_origin(kind) is tuple else 0
-        if length > 1 and len(left) >= length and not left[0].startswith("["):
-            result.append(f"[{','.join(left[:length])}]")
-            del left[:length]
+        if kind is bool:
+            result.append(left.pop(0) if left and left[0] in ("true", "false") else "true")
+        elif get_origin(kind) is tuple:
+            length = len(get_args(kind))
+            if Ellipsis in get_args(kind):  # as many as there are numbers
+                length = next((n for n, value in enumerate(left) if not _is_number(value)), len(left))
+            if left and left[0].startswith("["):
+                result.append(left.pop(0))
+            elif 0 < length <= len(left):
+                result.append(f"[{','.join(left[:length])}]")
+                del left[:length]
+        elif position is not None and left and (kind is not None or word == "--config"):
+            result.append(left.pop(0))
+    if len(plain) > (position or 0):
+        result += [*plain[:position], json.dumps(plain[position:])]
+    else:
+        result += plain
     return result
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

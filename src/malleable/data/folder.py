@@ -153,19 +153,7 @@ class FolderDataset(SampleDataset):
             raise ValueError(f"{path}: {error}") from error
 
     def _depth(self, path: Path, size: tuple[int, ...]) -> Tensor:
-        counts = read_counts(path)
-        _require_size(path, tuple(counts.shape), size)
-        depth = to_metres(counts, self.description.metres_per_count)
-        depth[counts == self.description.invalid_depth] = 0
-        seen = depth[::4, ::4]
-        seen = seen[seen > 0]
-        median = float(seen.median()) if len(seen) else 1.0
-        if not _NEAREST_MEDIAN < median < _FARTHEST_MEDIAN:
-            raise ValueError(
-                f"{path}: half of the depths are below {median:g} m, which looks like a wrong unit; metres_per_count "
-                f"in dataset.json is {self.description.metres_per_count:g}, 0.001 is right for millimetres"
-            )
-        return depth
+        return read_depth(path, size, self.description.metres_per_count, self.description.invalid_depth)
 
     def _label(self, path: Path, size: tuple[int, ...]) -> Tensor:
         raw = read_indices(path)
@@ -178,6 +166,23 @@ class FolderDataset(SampleDataset):
                 f"'ignore' ({self.description.ignore}); class indices start at 0"
             )
         return label
+
+
+def read_depth(path: Path, size: tuple[int, ...], metres_per_count: float, invalid: int = 0) -> Tensor:
+    """(H, W) float32 metres, 0 where the file says ``invalid``. ``size`` is that of the image it belongs to."""
+    counts = read_counts(path)
+    _require_size(path, tuple(counts.shape), size)
+    depth = to_metres(counts, metres_per_count)
+    depth[counts == invalid] = 0
+    seen = depth[::4, ::4]
+    seen = seen[seen > 0]
+    median = float(seen.median()) if len(seen) else 1.0
+    if not _NEAREST_MEDIAN < median < _FARTHEST_MEDIAN:
+        raise ValueError(
+            f"{path}: half of the depths are below {median:g} m, which looks like a wrong unit; one count is taken for "
+            f"{metres_per_count:g} m (metres_per_count), 0.001 is right for millimetres"
+        )
+    return depth
 
 
 def split_names(root: Path) -> list[str]:

@@ -1,0 +1,148 @@
+"""Images to predict, from files, folders or a split of a data set: found at once, read one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from malleable.camera import DEPTH_UNITS, Camera
+from malleable.data.folder import IMAGE_SUFFIXES, Description, FolderDataset, read_depth
+from malleable.data.images import read_json, read_rgb
+from malleable.data.opening import open_dataset
+from malleable.data.sample import Sample
+from malleable.data.tensors import IGNORE
+
+_BESIDE = "_depth.png"
+"""x.jpg and x_depth.png in one folder belong together."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image to come. ``id`` names what is written for it."""
+
+    id: str
+    load: Callable[[], Sample]
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What the user says about depth and camera; it goes before what files say."""
+
+    depth: Path | None = None
+    unit: str | None = None
+    camera: Path | None = None
+    focal: float | None = None
+    fx: float | None = None
+    fy: float | None = None
+    cx: float | None = None
+    cy: float | None = None
+
+    def metres_per_count(self) -> float | None:
+        if self.unit is None or self.unit in DEPTH_UNITS:
+            return None if self.unit is None else DEPTH_UNITS[self.unit]
+        try:
+            value = float(self.unit)
+        except ValueError:
+            value = 0.0
+        if not 0 < value < float("inf"):
+            raise ValueError(f"unit must be metres per count or one of {', '.join(DEPTH_UNITS)}, got {self.unit!r}")
+        return value
+
+    def camera_of(self, size: tuple[int, int], known: Camera | None) -> Camera | None:
+        """The camera of an image of ``size``: ``known`` with what the flags say instead; None if nobody knows."""
+        if self.camera is not None:
+            known = Camera.from_dict(read_json(self.camera))
+        if known is not None and known.size != size:
+            raise ValueError(
+                f"its camera is for {known.size}, the image is {size} (height, width); give that of its size"
+            )
+        fx, fy = self.fx or self.focal or self.fy, self.fy or self.focal or self.fx
+        if known is None:
+            if fx is None or fy is None:
+                return None
+            known = Camera(fx, fy, (size[1] - 1) / 2, (size[0] - 1) / 2, size)
+        named = {"fx": fx, "fy": fy, "cx": self.cx, "cy": self.cy}
+        return replace(known, **{name: value for name, value in named.items() if value is not None})  # type: ignore[arg-type]
+
+
+def find_items(inputs: Sequence[str], split: str | None, flags: Flags) -> list[Item]:
+    """Everything in ``inputs``, in order. Names, not pixels: nothing but ``dataset.json`` is read yet."""
+    if not inputs:
+        raise ValueError("inputs must name at least one image, folder or data set")
+    flags.metres_per_count()
+    if split is not None:
+        if len(inputs) > 1 or flags != Flags():
+            raise ValueError("split takes one data set, and the data set says its depth unit and camera itself")
+        return _split_items(inputs[0], split)
+    items = [item for name in inputs for item in _items(Path(name), flags)]
+    if flags.depth is not None and flags.depth.is_file() and len(items) > 1:
+        raise ValueError(
+            f"depth is the one file {flags.depth} for {len(items)} images; give the folder that holds them"
+        )
+    twice = [id for id, count in Counter(item.id for item in items).items() if count > 1]
+    if twice:
+        raise ValueError(f"inputs hold {len(twice)} names twice, for example {twice[0]!r}; predict them one at a time")
+    return items
+
+
+def _split_items(source: str, split: str) -> list[Item]:
+    data = open_dataset(source, split, strict=False)
+    if isinstance(data, FolderDataset):
+        data.labelled = False  # labels are not needed, so they may be missing
+    return [Item(id, partial(data.__getitem__, index)) for index, id in enumerate(data.ids)]
+
+
+def _items(path: Path, flags: Flags) -> Iterator[Item]:
+    if path.is_dir():
+        folder = path / "images" if (path / "images").is_dir() else path
+        found = folder.rglob("*") if folder is not path else folder.iterdir()
+        files = sorted(file for file in found if _is_image(file))
+        if not files:
+            raise FileNotFoundError(f"{folder} holds no images ({', '.join(IMAGE_SUFFIXES)}); a data set needs --split")
+    else:
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is neither a file nor a folder; a data set needs --split")
+        folder, files = path.parent, [path]
+    root = folder.parent if folder.name == "images" else folder
+    described = root / "dataset.json"
+    description = Description.read(described) if described.exists() else None
+    for file in files:
+        id = str(file.relative_to(folder).with_suffix(""))
+        beside = root / "depth" / f"{id}.png" if folder.name == "images" else file.with_name(file.stem + _BESIDE)
+        if flags.depth is not None:
+            beside = flags.depth / f"{id}.png" if flags.depth.is_dir() else flags.depth
+        yield Item(id, partial(_read, file, beside, root / "cameras" / f"{id}.json", id, flags, description))
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.endswith(_BESIDE)
+
+
+def _read(image: Path, depth: Path, camera: Path, id: str, flags: Flags, description: Description | None) -> Sample:
+    pixels = read_rgb(image)
+    size = (pixels.shape[1], pixels.shape[2])
+    known = description.camera if description is not None else None
+    try:
+        found = flags.camera_of(size, Camera.from_dict(read_json(camera)) if camera.exists() else known)
+    except ValueError as error:
+        raise ValueError(f"{image}: {error}") from error
+    metres = torch.zeros(size)
+    if depth.exists() or flags.depth is not None:
+        if found is None:
+            raise ValueError(f"{image} has depth but no camera; add --focal PIXELS, --camera FILE, or dataset.json")
+        metres = _depth(depth, size, flags, description)
+    found = found or Camera(size[1], size[1], (size[1] - 1) / 2, (size[0] - 1) / 2, size)  # of no effect without depth
+    return Sample(pixels, metres[None], torch.full(size, IGNORE), found, id)
+
+
+def _depth(path: Path, size: tuple[int, int], flags: Flags, description: Description | None) -> Tensor:
+    unit = flags.metres_per_count() or (description.metres_per_count if description is not None else None)
+    if unit is None:
+        raise ValueError(f"{path} has no unit; add --unit mm (or m, 0.1mm, 1/5000m, or metres per count)")
+    return read_depth(path, size, unit, description.invalid_depth if description is not None else 0)

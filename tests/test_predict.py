@@ -1,0 +1,246 @@
+"""Prediction as a user calls it: files, folders, splits, and what goes wrong with them."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from malleable import Camera, cli
+from malleable.data import FolderWriter, Sample
+from malleable.inference import probabilities
+from malleable.inputs import Flags, Item, find_items
+from malleable.predict import PredictionWriter, predict_items
+from malleable.trained import load_trained
+from toys import scenes, write_run
+
+DATA = scenes()
+FOCAL = float(DATA[0].camera.focal)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "x")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three scenes as a data set, split ``val``; two of them in split ``test``, without labels."""
+    writer = FolderWriter(tmp_path / "set", "tiny", DATA.classes, DATA.palette)
+    for index in range(3):
+        writer.write(DATA[index])
+    writer.finish({"val": DATA.ids[:3], "test": DATA.ids[1:3]})
+    for id in DATA.ids[1:3]:
+        (tmp_path / "set" / "labels" / f"{id}.png").unlink()
+    return tmp_path / "set"
+
+
+@pytest.fixture
+def predict(run: Path, tmp_path: Path) -> Callable[..., int]:
+    def command(*arguments: str | Path) -> int:
+        return cli.main(["predict", str(run), "--out", str(tmp_path / "out"), *map(str, arguments)])
+
+    return command
+
+
+def pixels(path: Path) -> np.ndarray:
+    return np.array(Image.open(path))
+
+
+def expected(run: Path, sample: Sample) -> np.ndarray:
+    return probabilities(load_trained(run).net, sample).argmax(0).numpy()
+
+
+def test_one_image_with_flags(run: Path, folder: Path, predict: Callable[..., int], tmp_path: Path) -> None:
+    """The files are copied away from their data set, so all that is known about them comes from the flags."""
+    id = DATA.ids[0]
+    image, depth = tmp_path / "photo.png", tmp_path / "z.png"
+    image.write_bytes((folder / "images" / f"{id}.png").read_bytes())
+    depth.write_bytes((folder / "depth" / f"{id}.png").read_bytes())
+    flags = ["--depth", depth, "--unit", "1/5000m", "--focal", FOCAL, "--probabilities"]
+    assert predict(image, *flags) == 0
+    out = tmp_path / "out"
+    labels = pixels(out / "labels" / "photo.png")
+    (item,) = find_items([str(image)], None, Flags(depth, "1/5000m", focal=FOCAL))
+    sample = item.load()
+    assert sample.camera.focal == pytest.approx(FOCAL)
+    torch.testing.assert_close(sample.depth.as_subclass(Tensor), DATA[0].depth.as_subclass(Tensor), atol=1e-4, rtol=0)
+    assert (labels == expected(run, sample)).all()
+    assert len(np.unique(labels)) > 2
+    palette = np.array(DATA.palette, np.uint8)
+    assert (pixels(out / "colour" / "photo.png") == palette[labels]).all()
+    mixed = (pixels(image).astype(int) + palette[labels]) // 2
+    assert (pixels(out / "overlay" / "photo.png") == mixed).all()
+    with np.load(out / "probabilities" / "photo.npz", allow_pickle=False) as kept:
+        assert kept["probabilities"].shape == (len(DATA.classes), 24, 32)
+        assert (kept["probabilities"].argmax(0) == labels).mean() > 0.99
+        assert kept["classes"].tolist() == list(DATA.classes)
+
+
+def test_the_unit_and_the_focal_length_matter(folder: Path, tmp_path: Path) -> None:
+    image, depth = folder / "images" / f"{DATA.ids[0]}.png", folder / "depth" / f"{DATA.ids[0]}.png"
+    (tmp_path / "a.png").write_bytes(image.read_bytes())
+    (item,) = find_items([str(tmp_path / "a.png")], None, Flags(depth, "0.001", fx=30.0, fy=40.0, cx=1.0))
+    sample = item.load()
+    assert (sample.camera.fx, sample.camera.fy, sample.camera.cx, sample.camera.cy) == (30, 40, 1, 11.5)
+    torch.testing.assert_close(
+        sample.depth.as_subclass(Tensor), 5 * DATA[0].depth.as_subclass(Tensor), atol=1e-3, rtol=0
+    )
+
+
+def test_a_camera_file(folder: Path, tmp_path: Path) -> None:
+    camera = tmp_path / "camera.json"
+    camera.write_text(json.dumps({"width": 32, "height": 24, "fx": 31, "fy": 33, "cx": 15, "cy": 11}))
+    items = find_items([str(folder)], None, Flags(camera=camera))
+    assert items[0].load().camera == Camera(31, 33, 15, 11, (24, 32))
+
+
+def test_a_folder_in_the_layout(run: Path, folder: Path, predict: Callable[..., int], tmp_path: Path) -> None:
+    assert predict(folder) == 0
+    for index in range(3):
+        (item,) = find_items([str(folder / "images" / f"{DATA.ids[index]}.png")], None, Flags())  # finds dataset.json
+        assert (pixels(tmp_path / "out" / "labels" / f"{DATA.ids[index]}.png") == expected(run, item.load())).all()
+
+
+def test_a_folder_of_pairs(folder: Path, predict: Callable[..., int], tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs"
+    pairs.mkdir()
+    for id in DATA.ids[:2]:
+        (pairs / f"{id}.png").write_bytes((folder / "images" / f"{id}.png").read_bytes())
+        (pairs / f"{id}_depth.png").write_bytes((folder / "depth" / f"{id}.png").read_bytes())
+    assert predict(pairs, "--unit", "1/5000m", "--focal", "40") == 0
+    assert sorted(path.stem for path in (tmp_path / "out" / "labels").iterdir()) == DATA.ids[:2]
+    items = find_items([str(pairs)], None, Flags(unit="1/5000m", focal=40.0))
+    assert all((item.load().depth > 0).any() for item in items)
+
+
+def test_a_split_needs_no_labels(folder: Path, predict: Callable[..., int], tmp_path: Path) -> None:
+    assert predict(folder, "--split", "test") == 0
+    assert sorted(path.stem for path in (tmp_path / "out" / "overlay").iterdir()) == DATA.ids[1:3]
+
+
+def test_several_inputs(folder: Path, predict: Callable[..., int], tmp_path: Path) -> None:
+    images = sorted((folder / "images").iterdir())
+    assert predict(*images[:2]) == 0
+    assert len(list((tmp_path / "out" / "labels").iterdir())) == 2
+
+
+def test_without_depth_it_warns_and_goes_on(
+    folder: Path, predict: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = tmp_path / "photo.png"
+    image.write_bytes((folder / "images" / f"{DATA.ids[0]}.png").read_bytes())
+    assert predict(image) == 0
+    assert "warning: photo has no depth" in capsys.readouterr().err
+    assert (tmp_path / "out" / "labels" / "photo.png").exists()
+
+
+def bomb(path: Path) -> None:
+    """A PNG that says it is 60000 × 60000."""
+    Image.new("L", (1, 1)).save(path)
+    data = bytearray(path.read_bytes())
+    data[16:24] = (60000).to_bytes(4, "big") * 2
+    data[29:33] = zlib.crc32(bytes(data[12:29])).to_bytes(4, "big")
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:100]), "cannot be read as an image"),
+        (lambda path: path.write_bytes(b""), "cannot be read as an image"),
+        (bomb, "too large to be read safely"),
+    ],
+    ids=["cut", "empty", "bomb"],
+)
+def test_a_bad_file_is_reported_and_skipped(
+    spoil: Callable[[Path], None],
+    words: str,
+    folder: Path,
+    predict: Callable[..., int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spoil(folder / "images" / f"{DATA.ids[1]}.png")
+    assert predict(folder) == 1
+    printed = capsys.readouterr()
+    assert f"error: {DATA.ids[1]}" in printed.err
+    assert words in printed.err
+    assert "2 of 3 images" in printed.out
+    assert sorted(path.stem for path in (tmp_path / "out" / "labels").iterdir()) == [DATA.ids[0], DATA.ids[2]]
+
+
+def test_nothing_is_overwritten_silently(
+    folder: Path, predict: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "out" / "colour" / f"{DATA.ids[2]}.png"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"mine")
+    assert predict(folder) == 1
+    assert "1 files exist" in capsys.readouterr().err
+    assert list((tmp_path / "out").rglob("*.*")) == [mine]
+    assert predict(folder, "--overwrite") == 0
+    assert mine.read_bytes() != b"mine"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--unit", "inch"], "unit must be metres per count or one of m, mm, 0.1mm, 1/5000m, got 'inch'"),
+        (["--unit", "-1"], "unit must be"),
+        (["--depth", "nowhere"], "depth: there is no nowhere"),
+        (["--split", "val", "--unit", "mm"], "the data set says its depth unit"),
+        (["--split", "no"], "the splits of"),
+    ],
+)
+def test_flags_that_make_no_sense(
+    flags: list[str], words: str, folder: Path, predict: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert predict(folder, *flags) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_missing_unit_and_camera_are_asked_for(folder: Path) -> None:
+    (folder / "dataset.json").unlink()
+    for camera in (folder / "cameras").iterdir():
+        camera.unlink()
+    for flags, words in ((Flags(unit="mm"), "add --focal"), (Flags(focal=30.0), "add --unit mm")):
+        with pytest.raises(ValueError, match=words):
+            find_items([str(folder)], None, flags)[0].load()
+
+
+def test_equal_names_are_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="names twice"):
+        find_items([str(folder), str(folder)], None, Flags())
+
+
+def peak(items: int, out: Path) -> int:
+    """The most memory, in bytes, that labelling so many images of 48 kB took."""
+
+    def load(index: int) -> Sample:
+        label = torch.zeros(64, 64, dtype=torch.int64)
+        sample = torch.from_numpy(np.zeros((3, 64, 64), np.uint8))
+        return Sample(sample, torch.from_numpy(np.ones((1, 64, 64), np.float32)), label, camera, str(index))
+
+    camera = Camera(60.0, 60.0, 31.5, 31.5, (64, 64))
+    writer = PredictionWriter(out, [(1, 2, 3), (4, 5, 6)])
+    kept: list[Item] = [Item(str(index), lambda index=index: load(index)) for index in range(items)]  # type: ignore[misc]
+    tracemalloc.start()
+    predict_items(kept, lambda sample: sample.depth.expand(2, -1, -1), writer, workers=2)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return most
+
+
+def test_many_images_need_no_more_memory_than_few(tmp_path: Path) -> None:
+    """Each image holds 28 kB that tracemalloc sees; 400 kept would be 10 MB more than 20."""
+    peak(20, tmp_path / "warm")
+    assert peak(400, tmp_path / "many") < peak(20, tmp_path / "few") + 400_000
