@@ -10,6 +10,9 @@
 #include <vector>
 
 #include <omp.h>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -29,14 +32,15 @@ inline void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
 inline Vec broadcast(float s) { return s - Vec{}; }
 
 inline float sum(Vec v) {
-  typedef int32_t Mask __attribute__((vector_size(kLanes * sizeof(int32_t))));
-#pragma GCC unroll 4
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    Mask other;
-    for (int i = 0; i < kLanes; ++i) other[i] = i ^ half;
-    v += __builtin_shuffle(v, other);
-  }
-  return v[0];
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps(reinterpret_cast<const __m512&>(v));
+#else
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  return lanes[0];
+#endif
 }
 
 struct BFloat16 {
@@ -137,15 +141,24 @@ inline void store_lanes(T* p, Vec v) {
   for (int i = 0; i < kLanes; ++i) p[i] = lanes[i];
 }
 
+typedef int32_t Mask __attribute__((vector_size(kLanes * sizeof(int32_t)), aligned(4), may_alias));
+
+template <int S>
+struct Swap {  // which lane of two rows each lane of the new rows is
+  int32_t low[kLanes] = {}, high[kLanes] = {};
+  constexpr Swap() {
+    for (int i = 0; i < kLanes; ++i) {
+      low[i] = i & S ? i - S + kLanes : i;
+      high[i] = i & S ? i + kLanes : i + S;
+    }
+  }
+};
+
 // Swaps, in every pair of rows S apart, the blocks of S lanes off the diagonal; all S together transpose.
 template <int S>
 inline void transpose_step(Vec* rows) {
-  typedef int32_t Mask __attribute__((vector_size(kLanes * sizeof(int32_t))));
-  Mask low, high;
-  for (int i = 0; i < kLanes; ++i) {
-    low[i] = i & S ? i - S + kLanes : i;
-    high[i] = i & S ? i + kLanes : i + S;
-  }
+  static constexpr Swap<S> swap;
+  const Mask low = *reinterpret_cast<const Mask*>(swap.low), high = *reinterpret_cast<const Mask*>(swap.high);
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i)
     if (!(i & S)) {
