@@ -33,7 +33,7 @@ inline Vec broadcast(float s) { return s - Vec{}; }
 
 inline float sum(Vec v) {
 #if defined(__AVX512F__)
-  return _mm512_reduce_add_ps(reinterpret_cast<const __m512&>(v));
+  return _mm512_reduce_add_ps(_mm512_loadu_ps(reinterpret_cast<const float*>(&v)));
 #else
   float lanes[kLanes];
   store(lanes, v);
