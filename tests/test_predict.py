@@ -76,7 +76,7 @@ def test_one_image_with_flags(run: Path, folder: Path, predict: Callable[..., in
     assert sample.camera.focal == pytest.approx(FOCAL)
     torch.testing.assert_close(sample.depth.as_subclass(Tensor), DATA[0].depth.as_subclass(Tensor), atol=1e-4, rtol=0)
     assert (labels == expected(run, sample)).all()
-    assert len(np.unique(labels)) > 1  # the network does not say the same everywhere
+    assert len(np.unique(labels)) > 2
     palette = np.array(DATA.palette, np.uint8)
     assert (pixels(out / "colour" / "photo.png") == palette[labels]).all()
     mixed = (pixels(image).astype(int) + palette[labels]) // 2
