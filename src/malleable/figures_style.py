@@ -1,0 +1,100 @@
+"""The one look of all figures: colours that the colour-blind can tell apart, fonts, sizes, and how files are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import IO, Any, ParamSpec
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+Array = npt.NDArray[Any]
+P = ParamSpec("P")
+
+# Okabe and Ito's colours.
+BLUE, SKY, GREEN, ORANGE, VERMILLION, PURPLE = "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7"
+INK, GREY, PALE = "#222222", "#7F7F7F", "#E8E8E8"
+LINES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, INK)
+"""Things without a meaning of their own, runs for example."""
+DASHES = ("-", "--", ":", "-.")
+
+BEHIND, SAME, FRONT = "behind", "same depth", "in front"
+_SIDES = {BEHIND: (BLUE, SKY, "#003B5C"), SAME: (GREEN,), FRONT: (VERMILLION, ORANGE, "#6B2F00")}
+"""Colours of the kernels of each side, the one nearest to the centre pixel first."""
+
+DEPTH_COLOURS = "cividis"
+
+_STYLE: Any = {  # every version of matplotlib types its keys in its own way
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.labelsize": 10,
+    "legend.fontsize": 9.5,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.grid": True,
+    "grid.color": PALE,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.8,
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+    "image.interpolation": "nearest",
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "malleable",  # the same figure is the same file
+}
+
+
+def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    """``draw`` in this style, whatever the process has set for its own figures."""
+
+    @wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with rc_context(_STYLE):
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of ``width`` × ``height`` inches that belongs to no window."""
+    return Figure(figsize=(width, height), dpi=100, layout="constrained")
+
+
+def save(figure: Figure, target: str | IO[bytes], kind: str) -> None:
+    """Write ``figure`` as ``"png"`` or ``"svg"``. The same figure gives the same bytes."""
+    metadata = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}[kind]
+    with rc_context(_STYLE):
+        figure.savefig(target, format=kind, dpi=150, metadata=metadata)
+
+
+def sides(centers: Sequence[float] | Array) -> list[str]:
+    """Where each of K kernels looks, by the sign of its centre (K,): positive is in front (paper, Eq. 1).
+
+    The kernel nearest to 0 is at the same depth if it is within a quarter of a grid cell.
+    """
+    centers = np.asarray(centers, float)
+    nearest = int(np.abs(centers).argmin())
+    return [
+        SAME if a == 0 or (k == nearest and abs(a) < 0.25) else FRONT if a > 0 else BEHIND
+        for k, a in enumerate(centers)
+    ]
+
+
+def kernel_colours(centers: Sequence[float] | Array) -> list[str]:
+    """A colour for each of K kernels by the side it looks to, the same in every figure."""
+    centers, colours = np.asarray(centers, float), {}
+    for side in _SIDES:
+        members = [k for k, other in enumerate(sides(centers)) if other == side]
+        for rank, k in enumerate(sorted(members, key=lambda k: abs(centers[k]))):
+            colours[k] = _SIDES[side][rank % len(_SIDES[side])]
+    return [colours[k] for k in range(len(centers))]
