@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,25 +67,34 @@ def code(text: str) -> Html:
     return element("pre", element("code", text), tabindex=0)
 
 
-def table(caption: str, head: Sequence[object], rows: Sequence[Sequence[object]], words: Collection[int] = ()) -> Html:
-    """Rows of cells, the first of each its heading. ``words``: columns of text, the others are of numbers."""
+class Column(NamedTuple):
+    """Of a table: numbers, or ``words``."""
 
-    def cells(row: Sequence[object]) -> list[Html]:
-        kinds = ["words" if place in words else None for place in range(len(row))]
-        return [
-            element("th", cell, scope="row") if place == 0 else element("td", cell, class_=kind)
-            for place, (cell, kind) in enumerate(zip(row, kinds, strict=True))
-        ]
+    head: str
+    cells: Sequence[object]
+    words: bool = False
 
-    headings = [
-        element("th", text, scope="col", class_="words" if place in words or place == 0 else None)
-        for place, text in enumerate(head)
-    ]
+
+def table(caption: str, heads: Column, *columns: Column) -> Html:
+    """A table that scrolls in itself; ``heads`` are the headings of its rows."""
+
+    def kind(column: Column) -> str | None:
+        return "words" if column.words or column is heads else None
+
+    top = (element("th", column.head, scope="col", class_=kind(column)) for column in (heads, *columns))
+    rows = (
+        element(
+            "tr",
+            element("th", head, scope="row"),
+            *(element("td", cell, class_=kind(column)) for column, cell in zip(columns, cells, strict=True)),
+        )
+        for head, *cells in zip(heads.cells, *(column.cells for column in columns), strict=True)
+    )
     content = element(
         "table",
         element("caption", caption),
-        element("thead", element("tr", *headings)),
-        element("tbody", *(element("tr", *cells(row)) for row in rows)),
+        element("thead", element("tr", *top)),
+        element("tbody", *rows),
     )
     return element("div", content, class_="scroll", tabindex=0, role="region", aria_label=caption)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from malleable.config import Config
+from malleable.cost import Cost
 from malleable.data.sample import SampleDataset
 from malleable.outcome import Group, Mean, Run
-from malleable.page import Html, bars, code, element, join, paragraph, picture, small, table
+from malleable.page import Column, Html, bars, code, element, join, paragraph, picture, small, table
 from malleable.paper import PaperRow, paper_row
 from malleable.portray import comparison_figures, run_figures
 
@@ -42,44 +44,36 @@ def results(groups: Sequence[Group], baseline: Group, colours: Mapping[str, str]
     papers = [
         paper_row(group.config, bool(group.measured) and len(group.measured[0].protocol.scales) > 1) for group in groups
     ]
-    head = ["run", "mIoU", "difference", "pixel accuracy", "mean accuracy", "mIoU in the paper", "measured on",
-            "trained", "parameters, M", "multiply-adds, G", "images/s"]  # fmt: skip
-    rows: list[list[object]] = []
-    for group, paper in zip(groups, papers, strict=True):
-        run, cost, speed = group.runs[0], group.runs[0].cost, group.images_per_second
-        rows.append(
-            [
-                join(group.name, *(small(note) for note in _notes(group))),
-                _shown(group.miou),
-                _difference(None if group is baseline else group.ahead(baseline)),
-                _shown(group.mean(lambda each: each.pixel_accuracy)),
-                _shown(group.mean(lambda each: each.mean_accuracy)),
-                _paper(paper) if paper is not None else "–",
-                join(group.setting or "–", small(_source(group))),
-                join(run.config.model.backbone, small(run.budget)),
-                f"{cost.parameters / 1e6:.2f}" if cost else "–",
-                f"{cost.multiply_adds / 1e9:.2f}" if cost else "–",
-                f"{speed:.1f}" if speed else "–",
-            ]
-        )
-    words = {5, 6, 7}
-    if not any(papers):
-        for row in (head, *rows):
-            del row[5]
-        words = {5, 6}
+    columns = [
+        Column("mIoU", [_shown(group.miou) for group in groups]),
+        Column("difference", [_signed(None if group is baseline else group.ahead(baseline)) for group in groups]),
+        Column("pixel accuracy", [_shown(group.mean(lambda each: each.pixel_accuracy)) for group in groups]),
+        Column("mean accuracy", [_shown(group.mean(lambda each: each.mean_accuracy)) for group in groups]),
+        Column("mIoU in the paper", [_paper(row) for row in papers], words=True),
+        Column("measured on", [join(group.setting or "–", small(_source(group))) for group in groups], words=True),
+        Column("trained", [join(group.config.model.backbone, small(group.runs[0].budget)) for group in groups], True),
+        Column("parameters, M", [_number(value) for value in _costs(groups, _parameters)]),
+        Column("multiply-adds, G", [_number(value) for value in _costs(groups, _multiply_adds)]),
+        Column("images/s", [_number(group.images_per_second, 1) for group in groups]),
+    ]
     notes = [f"In percent. Differences are to {baseline.name}."]
     if any(mean.deviation is not None for group in groups if (mean := group.miou)):
         notes.append("± is the sample standard deviation over n runs.")
     if any(papers):
         notes.append("The paper's figures are for orientation: what they were reached with stands beside them.")
+    else:
+        columns = [column for column in columns if column.head != "mIoU in the paper"]
+    names = Column("run", [join(group.name, *(small(note) for note in _notes(group))) for group in groups])
     return [
         bars(scores, colours, named=True),
         paragraph(" ".join(notes), kind="note"),
-        table("All results", head, rows, words),
+        table("All results", names, *columns),
     ]
 
 
-def _paper(row: PaperRow) -> Html:
+def _paper(row: PaperRow | None) -> object:
+    if row is None:
+        return "–"
     return join(f"{row.miou:.2f}", small(f"pixel accuracy {row.pixel_accuracy:.2f}"), small(row.label))
 
 
@@ -147,47 +141,66 @@ def classes(groups: Sequence[Group], colours: Mapping[str, str]) -> list[Html]:
 def settings(groups: Sequence[Group]) -> list[Html]:
     """Only what differs."""
     flat = {group.name: [_flat(run.config) for run in group.runs] for group in groups}
-    rows = []
-    for key in next(iter(flat.values()))[0]:
-        cells = [", ".join(dict.fromkeys(values[key] for values in runs)) for runs in flat.values()]
-        if len(set(cells)) > 1:
-            rows.append([key, *cells])
-    if not rows:
+    rows = {
+        key: [", ".join(dict.fromkeys(values[key] for values in runs)) for runs in flat.values()]
+        for key in next(iter(flat.values()))[0]
+    }
+    differing = {key: values for key, values in rows.items() if len(set(values)) > 1}
+    if not differing:
         return [paragraph("The settings of all runs are the same.", kind="note")]
-    note = "Only what differs between the runs; all settings of a run are below, under Runs."
+    columns = [
+        Column(name, [values[place] for values in differing.values()], words=True) for place, name in enumerate(flat)
+    ]
     return [
-        paragraph(note, kind="note"),
-        table("Settings that differ", ["setting", *flat], rows, words=range(1, len(flat) + 1)),
+        paragraph("Only what differs between the runs; all settings of a run are below, under Runs.", kind="note"),
+        table("Settings that differ", Column("setting", list(differing)), *columns),
     ]
 
 
 def cost(groups: Sequence[Group], baseline: Group) -> list[Html]:
-    first = baseline.runs[0].cost
-    rows: list[list[object]] = []
-    for group in groups:
-        run, own, speed = group.runs[0], group.runs[0].cost, group.images_per_second
-        other = None if group is baseline else first
-        height, width = run.config.data.crop
-        rows.append(
-            [
-                group.name,
-                f"{own.parameters / 1e6:.3f}" if own else "–",
-                _difference((own.parameters - other.parameters) / 1e6 if own and other else None, 3),
-                f"{own.multiply_adds / 1e9:.3f}" if own else "–",
-                _difference((own.multiply_adds - other.multiply_adds) / 1e9 if own and other else None, 3),
-                f"{own.assignment / 1e6:.1f}" if own else "–",
-                f"{height}×{width}",
-                f"{speed:.1f}" if speed else "–",
-                timedelta(seconds=round(run.step * run.config.train.batch_size / speed)) if speed else "–",
-            ]
-        )
-    head = ["run", "parameters, M", "difference", "multiply-adds, G", "difference", "of these, to assign pixels, M",
-            "image", "images/s", "training time"]  # fmt: skip
+    def differences(figure: Callable[[Cost], float]) -> list[str]:
+        (first,) = _costs([baseline], figure)
+        pairs = zip(groups, _costs(groups, figure), strict=True)
+        return [_signed(None if group is baseline else value - first, 3) for group, value in pairs]
+
     note = (
         f"Multiply-adds are those of one forward pass of one image; differences are to {baseline.name}. Speed is the "
         "median over training, and training time follows from it: compare them only between runs on one computer."
     )
-    return [paragraph(note, kind="note"), table("Cost and speed", head, rows)]
+    columns = [
+        Column("parameters, M", [_number(value, 3) for value in _costs(groups, _parameters)]),
+        Column("difference", differences(_parameters)),
+        Column("multiply-adds, G", [_number(value, 3) for value in _costs(groups, _multiply_adds)]),
+        Column("difference", differences(_multiply_adds)),
+        Column("of these, to assign pixels, M", [_number(value, 1) for value in _costs(groups, _assignment)]),
+        Column("image", ["×".join(map(str, group.config.data.crop)) for group in groups]),
+        Column("images/s", [_number(group.images_per_second, 1) for group in groups]),
+        Column("training time", [_time(group) for group in groups]),
+    ]
+    names = Column("run", [group.name for group in groups])
+    return [paragraph(note, kind="note"), table("Cost and speed", names, *columns)]
+
+
+def _costs(groups: Sequence[Group], figure: Callable[[Cost], float]) -> list[float]:
+    """NaN where the cost is not known."""
+    return [math.nan if (cost := group.runs[0].cost) is None else figure(cost) for group in groups]
+
+
+def _parameters(cost: Cost) -> float:
+    return cost.parameters / 1e6
+
+
+def _multiply_adds(cost: Cost) -> float:
+    return cost.multiply_adds / 1e9
+
+
+def _assignment(cost: Cost) -> float:
+    return cost.assignment / 1e6
+
+
+def _time(group: Group) -> str:
+    run, speed = group.runs[0], group.images_per_second
+    return str(timedelta(seconds=round(run.step * run.config.train.batch_size / speed))) if speed else "–"
 
 
 def runs(groups: Sequence[Group], baseline: Group) -> list[Html]:
@@ -216,8 +229,12 @@ def _shown(mean: Mean | None) -> str:
     return f"{mean.value:.2f}" if mean.deviation is None else f"{mean.value:.2f} ± {mean.deviation:.2f} (n={mean.n})"
 
 
-def _difference(value: float | None, digits: int = 2) -> str:
-    return "–" if value is None else f"{value:+.{digits}f}".replace("-", "−")
+def _number(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def _signed(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:+.{digits}f}".replace("-", "−")
 
 
 def _flat(config: Config) -> dict[str, str]:
