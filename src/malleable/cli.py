@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evaluate": ("malleable.evaluate:evaluate", "mIoU and accuracies of a trained network on a data set"),
     "predict": ("malleable.predict:predict", "label images with a trained network"),
     "export": ("malleable.export:export", "write a trained network as ONNX or as a torch.export program"),
+    "report": ("malleable.report:report", "show runs beside each other in one HTML file"),
     "push": ("malleable.share:push", "put a trained network into a folder or on the Hugging Face hub"),
     "pull": ("malleable.share:pull", "get a trained network from the Hugging Face hub or a folder"),
     "prepare": ("malleable.data.prepare:prepare", "bring a data set's own files into the folder layout"),

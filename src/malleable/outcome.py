@@ -129,6 +129,12 @@ class Group:
     def miou(self) -> Mean | None:
         return self.mean(lambda measured: measured.miou)
 
+    def ahead(self, other: Group) -> float | None:
+        """How far its mIoU is above that of ``other``; None if they were not measured alike."""
+        if self.miou is None or other.miou is None or self.setting != other.setting:
+            return None
+        return self.miou.value - other.miou.value
+
     @property
     def images_per_second(self) -> float | None:
         speeds = [run.images_per_second for run in self.runs if run.images_per_second is not None]
