@@ -38,7 +38,11 @@ def test_every_row_meets_every_seed_and_rows_with_fewer_seeds_come_last(tmp_path
 def test_a_row_changes_only_what_it_names(tmp_path: Path) -> None:
     rgb, malleable = read_plan(write(tmp_path, FILE)).runs[:2]
     assert (rgb.config.model.conv, rgb.config.train.lr, rgb.config.model.backbone) == (None, 1e-3, "resnet18")
-    assert (malleable.config.model.conv, malleable.config.train.lr, malleable.config.train.steps) == ("malleable", 0.5, 10)
+    assert (malleable.config.model.conv, malleable.config.train.lr, malleable.config.train.steps) == (
+        "malleable",
+        0.5,
+        10,
+    )
 
 
 def test_steps_overrule_the_file(tmp_path: Path) -> None:

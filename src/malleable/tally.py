@@ -110,17 +110,17 @@ class Tally:
         }
 
     def cells(self) -> list[list[str]]:
-        """The table: a heading, then a line for each row that has a result."""
-        first = self.plan.rows[0]
-        lines = [["", "seeds", *FIGURES.values(), f"mIoU above {first}", "paper"]]
-        for row in self.plan.rows:
-            own = self.of_row(row)
-            if not own:
-                continue
-            figures = [_shown([run.figures[name] for run in own.values()]) for name in FIGURES]
-            paper = paper_row(next(iter(own.values())).config)
+        """The table: a heading, then a line for each row that has a result; the paper's column if it has any of them."""
+        first, done = self.plan.rows[0], [row for row in self.plan.rows if self.of_row(row)]
+        lines = [["", "seeds", *FIGURES.values(), f"mIoU above {first}"]]
+        for row in done:
+            figures = [_shown([run.figures[name] for run in self.of_row(row).values()]) for name in FIGURES]
             gain = "" if row == first else _shown(self.gains(row), "+")
-            lines.append([row, str(len(own)), *figures, gain, "" if paper is None else str(paper)])
+            lines.append([row, str(len(self.of_row(row))), *figures, gain])
+        papers = [paper_row(next(iter(self.of_row(row).values())).config) for row in done]
+        if any(papers):
+            column = ["" if paper is None else f"{paper.miou:.2f} ({paper.label})" for paper in papers]
+            lines = [[*line, cell] for line, cell in zip(lines, ["paper's mIoU", *column], strict=True)]
         return lines
 
     def to_markdown(self) -> str:
