@@ -31,7 +31,7 @@ def test_without_results_the_last_validation_counts(tmp_path: Path) -> None:
     assert measured is not None
     assert (measured.miou, measured.iou["wall"], measured.step) == (30, 30, 20)
     assert measured.setting == "synthetic-rooms val, single scale"
-    assert measured.source == "last validation in training"
+    assert measured.source == "last validation"
 
 
 def test_speed_is_the_median(tmp_path: Path) -> None:

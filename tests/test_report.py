@@ -44,8 +44,8 @@ def test_the_first_sentence_is_the_one_that_matters(two: Markup) -> None:
     "+3.40",                                  # difference
     "41.20", "61.20", "51.20",                # mIoU, pixel and mean accuracy
     "synthetic-rooms val, single scale",
-    "results.json, after step 15",
-    "last validation in training, after step 20",
+    "results.json, step 15",
+    "last validation, step 20",
     "unfinished, step 15 of 20",
     "20 steps × 4 images of 64×96",
     "resnet10t",

@@ -93,7 +93,7 @@ def _notes(group: Group) -> list[str]:
 def _source(group: Group) -> str:
     if not group.measured:
         return "no results.json and no validation"
-    steps = f"after step {group.measured[0].step}" if group.measured[0].step is not None else ""
+    steps = f"step {group.measured[0].step}" if group.measured[0].step is not None else ""
     return ", ".join(filter(None, [" and ".join(dict.fromkeys(each.source for each in group.measured)), steps]))
 
 
