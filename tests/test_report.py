@@ -109,7 +109,7 @@ def test_headlines(tmp_path: Path, rgb: float | None, ours: float | None, senten
 def test_seeds_are_shown_with_their_deviation(tmp_path: Path) -> None:
     seeds = [write_outcome(tmp_path / str(s), miou=40.0 + s, seed=s) for s in range(3)]
     text = report(tmp_path, {"RGB": seeds}).text
-    assert "41.00 ± 1.00 (n=3)" in text
+    assert "41.00 ± 1.00 n = 3" in text
     assert "RGB, seed 2" in text
 
 
