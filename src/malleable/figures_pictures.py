@@ -30,7 +30,7 @@ from malleable.figures_style import (
 )
 
 _IGNORE = 255
-_TICKS = np.outer(10.0 ** np.arange(-2, 4), [1, 2, 5]).ravel()
+_TICKS = np.outer(10.0 ** np.arange(-2, 4), [1, 2, 3, 5]).ravel()
 
 
 @styled
@@ -110,9 +110,9 @@ def feature_maps(
     if many:
         panels[0, -1].set_title("sum")
     figure.suptitle(f"What each kernel of {layer} adds (white is 0, every row has its own scale)", fontsize=11)
-    bar = figure.colorbar(ScalarMappable(Normalize(-1, 1), SIGNED_COLOURS), ax=list(panels[:, -1]), ticks=[-1, 0, 1],
-                          shrink=0.8)  # fmt: skip
-    bar.ax.set_yticklabels(["−", "0", "+"])
+    bar = figure.colorbar(ScalarMappable(Normalize(-1, 1), SIGNED_COLOURS), ax=panels, location="bottom", shrink=0.4,
+                          aspect=30, pad=0.02)  # fmt: skip
+    bar.set_ticks([-1, 0, 1], labels=["lowers", "0", "raises"])
     return figure
 
 
@@ -137,33 +137,36 @@ def neighbours(
         layer: its name, for the title.
     """
     height, width = depth.shape
-    reach = max(12, int(1.4 * np.abs(taps - centre).max()))
+    reach = max(16, int(1.6 * np.abs(taps - centre).max()))
     left, right, top, bottom = _around(centre, reach, width, height)
+    apart = min((float(np.abs(tap - centre).max()) for tap in taps if tuple(tap) != centre), default=reach)
     order = np.argsort(centers)
     names, colours = kernel_labels(centers), kernel_colours(centers)
     columns = 2 + len(order)
-    figure = new_figure(max(7.0, 2.1 * columns), 3.3)
+    side = min(2.4, 12 / columns)  # of a panel, in inches
+    figure = new_figure(side * columns, side + 1.35)
+    area = min(16.0, 0.7 * 72 * side * apart / (2 * reach + 1)) ** 2  # of a full circle, in square points
     panels = figure.subplots(1, columns, squeeze=False)[0]
     _show(panels[0], image)
     panels[0].add_patch(Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor="white",
                                   linewidth=2.5))  # fmt: skip
     panels[0].add_patch(Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor=INK))
-    panels[0].set_title(f"image, pixel ({centre[0]}, {centre[1]})")
+    panels[0].set_title(f"pixel ({centre[0]}, {centre[1]})")
     norm = _depth_norm([depth[top:bottom, left:right]])
     _show(panels[1], _depth_colours(depth, norm))
     panels[1].scatter(*taps[inside].T, s=14, color="white", edgecolors=INK, linewidths=0.8)
     panels[1].set_title("depth")
     for panel, k in zip(panels[2:], order, strict=True):
         _show(panel, image)
-        panel.scatter(*taps[inside].T, s=150, facecolors="none", edgecolors="white", linewidths=2.4)
-        panel.scatter(*taps[inside].T, s=150, facecolors="none", edgecolors=INK, linewidths=0.8)
-        panel.scatter(*taps[inside].T, s=150 * g[k, inside], color=colours[k], linewidths=0)
+        panel.scatter(*taps[inside].T, s=area, facecolors="none", edgecolors="white", linewidths=2.4)
+        panel.scatter(*taps[inside].T, s=area, facecolors="none", edgecolors=INK, linewidths=0.8)
+        panel.scatter(*taps[inside].T, s=area * g[k, inside], color=colours[k], linewidths=0)
         panel.set_title(names[k], color=colours[k], weight="bold")
     for panel in panels[1:]:
         panel.set(xlim=(left - 0.5, right - 0.5), ylim=(bottom - 0.5, top - 0.5))
         panel.plot(*centre, marker="+", color="white", markersize=9, markeredgewidth=2.4)
         panel.plot(*centre, marker="+", color=INK, markersize=8, markeredgewidth=1)
-    _depth_bar(figure, norm, [panels[1]])
+    _depth_bar(figure, norm, list(panels), shrink=0.3)
     figure.suptitle(f"Neighbours that each kernel of {layer} takes (a full circle: all of it)", fontsize=11)
     return figure
 
@@ -177,7 +180,7 @@ def _around(centre: tuple[int, int], reach: int, width: int, height: int) -> tup
 def _show(panel: Any, picture: Array, **options: Any) -> None:
     panel.imshow(picture, **options)
     panel.set(xticks=[], yticks=[])
-    panel.spines[:].set_visible(False)
+    panel.spines[:].set(visible=True, linewidth=0.5)
     panel.grid(visible=False)
 
 
@@ -196,17 +199,18 @@ def _depth_colours(depth: Array, norm: Normalize) -> Array:
     return colours
 
 
-def _depth_bar(figure: Figure, norm: Normalize, panels: list[Any]) -> None:
+def _depth_bar(figure: Figure, norm: Normalize, panels: list[Any], shrink: float = 1.0) -> None:
     """A bar below ``panels`` that says which colour is how far, in round metres."""
     assert norm.vmin is not None
     assert norm.vmax is not None
     ticks = [tick for tick in _TICKS if norm.vmin <= tick <= norm.vmax]
     if len(ticks) < 2:
         ticks = [norm.vmin, norm.vmax]
-    bar = figure.colorbar(ScalarMappable(norm, DEPTH_COLOURS), ax=panels, location="bottom", aspect=14, pad=0.03)
+    bar = figure.colorbar(ScalarMappable(norm, DEPTH_COLOURS), ax=panels, location="bottom", shrink=shrink,
+                          aspect=14 / shrink, pad=0.03)  # fmt: skip
     bar.set_ticks(ticks, labels=[f"{tick:.3g}" for tick in ticks])
     bar.ax.minorticks_off()
-    bar.set_label("metres (grey: unknown)", fontsize=8.5)
+    bar.set_label("depth in metres (grey: unknown)", fontsize=8.5)
 
 
 def _class_colours(label: Array, palette: Sequence[Sequence[int]]) -> Array:

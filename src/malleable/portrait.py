@@ -238,7 +238,12 @@ class Portrait:
         settings: Any = net._hub_mixin_config
         features: Any = net.backbone.model
         replaced = {
-            seeing.stage: (self.method, f"K = {seeing.layer.kernels}, reads 1/{seeing.rate}", seeing.name)
+            seeing.stage: (
+                seeing.name,
+                f"{self.method}, K = {seeing.layer.kernels}",
+                f"reads 1/{seeing.rate}"
+                + (f", dilation {seeing.layer.dilation[0]}" if max(seeing.layer.dilation) > 1 else ""),
+            )
             for seeing in seeing_layers(net)
         }
         strides, channels = features.feature_info.reduction(), features.feature_info.channels()
@@ -294,7 +299,7 @@ def fields_of(methods: Mapping[str, Sequence[Seeing]], depth: float, focal: floa
     fields: dict[str, dict[str, Field]] = {method: {} for method in methods}
     for method, layers in methods.items():
         for seeing in layers:
-            away = np.linspace(-reach[seeing.stage], reach[seeing.stage], 801)
+            away = np.linspace(-reach[seeing.stage], reach[seeing.stage], 401)
             g = receptive_field(seeing, depth, focal, away)
             fields[method][seeing.stage] = Field(away, g, seeing.centers)
     return fields
