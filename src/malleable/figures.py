@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -145,7 +146,7 @@ def receptive_fields(methods: Mapping[str, Mapping[str, Field]], depth: float, f
                 panel.plot(field.metres, g / height, color=colour)
                 panel.fill_between(field.metres, g / height, color=colour, alpha=0.15, linewidth=0)
             panel.set_xlim(field.metres[0], field.metres[-1])
-        row[0].set_ylabel(method)
+        row[0].set_ylabel(fill(method, 16))
     panels[0, 0].set(ylim=(0, 1.05), yticks=[0, 1])
     for panel, stage in zip(panels[0], stages, strict=True):
         panel.set_title(stage)

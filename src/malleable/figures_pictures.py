@@ -67,7 +67,7 @@ def qualitative(
         for panel, picture in zip(row, [*pictures, _error_colours(label, answers)], strict=True):
             _show(panel, picture)
     for panel, title in zip(panels[0], titles, strict=True):
-        panel.set_title(fill(title, int(9 * width)), fontsize=10)
+        panel.set_title(fill(title, int(11 * width)), fontsize=10)
     _depth_bar(figure, norm, list(panels[:, 1]))
     marks = [Patch(facecolor=colour, edgecolor=GREY, linewidth=0.5) for colour in (*entries.values(), *errors.values())]
     legend(figure, marks, [*entries, *errors], columns)
@@ -95,7 +95,7 @@ def feature_maps(
     width = float(np.clip(11 / columns, 1.5, 2.6))
     rows = [(image, part[:, c], channel) for image, part in zip(images, parts, strict=True)
             for c, channel in enumerate(channels)]  # fmt: skip
-    figure = new_figure(width * columns + 0.3, (width * aspect + 0.08) * len(rows) + 0.8)
+    figure = new_figure(width * columns + 0.3, (width * aspect + 0.08) * len(rows) + 1.0)
     panels = figure.subplots(len(rows), columns, squeeze=False)
     for row, (image, maps, channel) in zip(panels, rows, strict=True):
         _show(row[0], image)
@@ -109,7 +109,7 @@ def feature_maps(
         panel.set_title(names[k], color=colours[k], weight="bold")
     if many:
         panels[0, -1].set_title("sum")
-    figure.suptitle(f"What each kernel of {layer} adds (white is 0, every row has its own scale)", fontsize=11)
+    figure.suptitle(f"What each kernel of {layer} adds\n(white is 0, every row has its own scale)", fontsize=11)
     bar = figure.colorbar(ScalarMappable(Normalize(-1, 1), SIGNED_COLOURS), ax=panels, location="bottom", shrink=0.4,
                           aspect=30, pad=0.02)  # fmt: skip
     bar.set_ticks([-1, 0, 1], labels=["lowers", "0", "raises"])
@@ -158,10 +158,12 @@ def neighbours(
     panels[1].set_title("depth")
     for panel, k in zip(panels[2:], order, strict=True):
         _show(panel, image)
-        panel.scatter(*taps[inside].T, s=area, facecolors="none", edgecolors="white", linewidths=2.4)
-        panel.scatter(*taps[inside].T, s=area, facecolors="none", edgecolors=INK, linewidths=0.8)
-        panel.scatter(*taps[inside].T, s=area * g[k, inside], color=colours[k], linewidths=0)
+        panel.scatter(*taps[inside].T, s=area, facecolors="none", edgecolors="white", linewidths=2.4, clip_on=False)
+        panel.scatter(*taps[inside].T, s=area, facecolors="none", edgecolors=INK, linewidths=0.8, clip_on=False)
+        panel.scatter(*taps[inside].T, s=area * g[k, inside], color=colours[k], linewidths=0, clip_on=False)
         panel.set_title(names[k], color=colours[k], weight="bold")
+    for panel in panels:
+        panel.set_anchor("N")
     for panel in panels[1:]:
         panel.set(xlim=(left - 0.5, right - 0.5), ylim=(bottom - 0.5, top - 0.5))
         panel.plot(*centre, marker="+", color="white", markersize=9, markeredgewidth=2.4)
@@ -172,9 +174,12 @@ def neighbours(
 
 
 def _around(centre: tuple[int, int], reach: int, width: int, height: int) -> tuple[int, int, int, int]:
-    """Left, right, top, bottom of a square around ``centre``, cut to the image."""
-    x, y = centre
-    return max(0, x - reach), min(width, x + reach + 1), max(0, y - reach), min(height, y + reach + 1)
+    """Left, right, top, bottom of a square with ``centre`` in it, in its middle unless the image ends there."""
+    left, top = (
+        int(np.clip(at - reach, 0, max(0, length - 2 * reach - 1)))
+        for at, length in zip(centre, (width, height), strict=True)
+    )
+    return left, min(width, left + 2 * reach + 1), top, min(height, top + 2 * reach + 1)
 
 
 def _show(panel: Any, picture: Array, **options: Any) -> None:
