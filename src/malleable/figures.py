@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -107,10 +108,10 @@ def assigning_functions(states: Mapping[str, Assigning]) -> Figure:
             below.plot(state.d, g, color=colour)
             below.axvline(a, color=colour, linewidth=0.8, linestyle=":")
         above.set_title(f"{title}\nt = {state.temperature:.3g}")
-        below.set_xlabel("relative difference $d$")
+        below.set_xlabel("← behind   $d$   in front →")
         below.set_xlim(state.d[0], state.d[-1])
-    widest = max(state.h[[0, -1]].max() for state in states.values())
-    panels[0, 0].set(ylabel="$h_k$", ylim=(-1.6 * widest, 1.1 * widest))
+    coldest = min(state.temperature for state in states.values())
+    panels[0, 0].set(ylabel="$h_k$", ylim=(-4 / coldest, 2.5 / coldest))
     panels[1, 0].set(ylabel="$g_k$", ylim=(0, 1.05))
     _kernel_legend(
         figure,
@@ -145,11 +146,13 @@ def receptive_fields(methods: Mapping[str, Mapping[str, Field]], depth: float, f
                 panel.plot(field.metres, g / height, color=colour)
                 panel.fill_between(field.metres, g / height, color=colour, alpha=0.15, linewidth=0)
             panel.set_xlim(field.metres[0], field.metres[-1])
-        row[0].set_ylabel(method)
+        row[0].set_ylabel(fill(method, 16))
     panels[0, 0].set(ylim=(0, 1.05), yticks=[0, 1])
     for panel, stage in zip(panels[0], stages, strict=True):
         panel.set_title(stage)
-    figure.supxlabel("← in front        metres from the centre pixel        behind →", fontsize=10)
+    for panel in panels[-1]:
+        panel.set_xlabel("← in front   metres   behind →")
+        panel.locator_params(axis="x", nbins=5)
     title = f"Depth receptive fields at {depth:g} m, focal length {focal:.4g} px (height scaled to 1)"
     figure.suptitle(title, fontsize=11)
     _kernel_legend(figure, (field.centers for fields in methods.values() for field in fields.values()))
@@ -164,7 +167,8 @@ def rebalancing(layers: Mapping[str, tuple[Array, Array, Array]], counted: str) 
         layers: title → (shares before, shares after, centers), each (K,).
         counted: what was counted over, for the title.
     """
-    figure = new_figure(max(5.0, 2.6 * len(layers)), 3.4)
+    kernels = max(len(centers) for _, _, centers in layers.values())
+    figure = new_figure(max(5.0, max(2.6, 0.62 * kernels) * len(layers)), 3.4)
     panels = figure.subplots(1, len(layers), squeeze=False, sharey=True)[0]
     for panel, (title, (before, after, centers)) in zip(panels, layers.items(), strict=True):
         order = np.argsort(centers)
@@ -173,7 +177,7 @@ def rebalancing(layers: Mapping[str, tuple[Array, Array, Array]], counted: str) 
             bars = panel.bar(np.arange(len(order)) + shift, 100 * shares[order], 0.38, alpha=alpha,
                              color=[colours[k] for k in order])  # fmt: skip
             panel.bar_label(bars, fmt="%.0f", fontsize=8, padding=1)
-        panel.set_xticks(range(len(order)), [labels[k].replace(" ", "\n", 1) for k in order])
+        panel.set_xticks(range(len(order)), [labels[k].replace(" ", "\n") for k in order])
         panel.set_title(title)
         panel.grid(visible=False, axis="x")
     panels[0].set_ylabel("share of pixels (%)")
@@ -205,6 +209,7 @@ def training(runs: Mapping[str, Mapping[str, tuple[Array, Array]]]) -> Figure:
         panel.set(title=_CURVES[kind], xlabel="step")
         panel.set_ylim(bottom=0)
         panel.set_xlim(left=0)
+        panel.locator_params(axis="x", nbins=5)
     if len(lines) > 1:
         legend(figure, list(lines.values()), list(lines), columns=3)
     return figure
@@ -230,6 +235,8 @@ def receptive_field_path(layers: Mapping[str, FieldPath]) -> Figure:
         temperature.plot(path.steps, path.temperature, color=INK)
         centers.set_title(title)
         scales.set_xlabel("step")
+        scales.set_xlim(left=0)
+        scales.locator_params(axis="x", nbins=4)
     for row, label in zip(panels, ("centers $a_k$", "temperature $t$", "scales $s_k$"), strict=True):
         row[0].set_ylabel(label)
     _kernel_legend(figure, (path.centers[-1, 1:-1] for path in layers.values()), {"borders": ("--", GREY)})

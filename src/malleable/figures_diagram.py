@@ -12,7 +12,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from malleable.figures_style import BLUE, GREEN, GREY, INK, PALE, VERMILLION, new_figure, styled
 
-_WIDTH, _GAP, _HEIGHT = 1.12, 0.2, 0.95  # of a box, in inches
+_WIDTH, _GAP, _HEIGHT = 1.2, 0.2, 0.95  # of a box, in inches
 _ABOVE, _BELOW = 1.45, -1.15  # where merging block and replaced layers stand
 
 
@@ -53,7 +53,7 @@ def network(
     ]
     lines = max((len(stage.replaced) for stage in stages), default=0)
     length = len(boxes) * (_WIDTH + _GAP)
-    low, high = -0.6 if not lines else _BELOW - 0.12 - 0.17 * lines, 2.1 if merge else 1.35
+    low, high = -0.6 if not lines else _BELOW + 0.2 - 0.17 * lines, 2.1 if merge else 1.35
     figure = new_figure(length, high - low + 0.3)
     axes = figure.subplots()
     axes.set(xlim=(-_WIDTH / 2 - _GAP / 2, length - _WIDTH / 2 - _GAP / 2), ylim=(low, high), aspect="equal")

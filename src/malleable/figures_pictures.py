@@ -30,7 +30,7 @@ from malleable.figures_style import (
 )
 
 _IGNORE = 255
-_TICKS = np.outer(10.0 ** np.arange(-2, 4), [1, 2, 5]).ravel()
+_TICKS = np.outer(10.0 ** np.arange(-2, 4), [1, 2, 3, 5]).ravel()
 
 
 @styled
@@ -67,7 +67,7 @@ def qualitative(
         for panel, picture in zip(row, [*pictures, _error_colours(label, answers)], strict=True):
             _show(panel, picture)
     for panel, title in zip(panels[0], titles, strict=True):
-        panel.set_title(fill(title, int(9 * width)), fontsize=10)
+        panel.set_title(fill(title, int(11 * width)), fontsize=10)
     _depth_bar(figure, norm, list(panels[:, 1]))
     marks = [Patch(facecolor=colour, edgecolor=GREY, linewidth=0.5) for colour in (*entries.values(), *errors.values())]
     legend(figure, marks, [*entries, *errors], columns)
@@ -95,7 +95,7 @@ def feature_maps(
     width = float(np.clip(11 / columns, 1.5, 2.6))
     rows = [(image, part[:, c], channel) for image, part in zip(images, parts, strict=True)
             for c, channel in enumerate(channels)]  # fmt: skip
-    figure = new_figure(width * columns + 0.3, (width * aspect + 0.08) * len(rows) + 0.8)
+    figure = new_figure(width * columns + 0.3, (width * aspect + 0.08) * len(rows) + 1.0)
     panels = figure.subplots(len(rows), columns, squeeze=False)
     for row, (image, maps, channel) in zip(panels, rows, strict=True):
         _show(row[0], image)
@@ -109,10 +109,10 @@ def feature_maps(
         panel.set_title(names[k], color=colours[k], weight="bold")
     if many:
         panels[0, -1].set_title("sum")
-    figure.suptitle(f"What each kernel of {layer} adds (white is 0, every row has its own scale)", fontsize=11)
-    bar = figure.colorbar(ScalarMappable(Normalize(-1, 1), SIGNED_COLOURS), ax=list(panels[:, -1]), ticks=[-1, 0, 1],
-                          shrink=0.8)  # fmt: skip
-    bar.ax.set_yticklabels(["−", "0", "+"])
+    figure.suptitle(f"What each kernel of {layer} adds\n(white is 0, every row has its own scale)", fontsize=11)
+    bar = figure.colorbar(ScalarMappable(Normalize(-1, 1), SIGNED_COLOURS), ax=panels, location="bottom", shrink=0.4,
+                          aspect=30, pad=0.02)  # fmt: skip
+    bar.set_ticks([-1, 0, 1], labels=["lowers", "0", "raises"])
     return figure
 
 
@@ -137,47 +137,55 @@ def neighbours(
         layer: its name, for the title.
     """
     height, width = depth.shape
-    reach = max(12, int(1.4 * np.abs(taps - centre).max()))
+    reach = max(16, int(1.6 * np.abs(taps - centre).max()))
     left, right, top, bottom = _around(centre, reach, width, height)
+    apart = min((float(np.abs(tap - centre).max()) for tap in taps if tuple(tap) != centre), default=reach)
     order = np.argsort(centers)
     names, colours = kernel_labels(centers), kernel_colours(centers)
     columns = 2 + len(order)
-    figure = new_figure(max(7.0, 2.1 * columns), 3.3)
+    side = min(2.4, 12 / columns)  # of a panel, in inches
+    figure = new_figure(side * columns, side + 1.35)
+    area = min(16.0, 0.7 * 72 * side * apart / (2 * reach + 1)) ** 2  # of a full circle, in square points
     panels = figure.subplots(1, columns, squeeze=False)[0]
     _show(panels[0], image)
     panels[0].add_patch(Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor="white",
                                   linewidth=2.5))  # fmt: skip
     panels[0].add_patch(Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor=INK))
-    panels[0].set_title(f"image, pixel ({centre[0]}, {centre[1]})")
+    panels[0].set_title(f"pixel ({centre[0]}, {centre[1]})")
     norm = _depth_norm([depth[top:bottom, left:right]])
     _show(panels[1], _depth_colours(depth, norm))
     panels[1].scatter(*taps[inside].T, s=14, color="white", edgecolors=INK, linewidths=0.8)
     panels[1].set_title("depth")
     for panel, k in zip(panels[2:], order, strict=True):
         _show(panel, image)
-        panel.scatter(*taps[inside].T, s=150, facecolors="none", edgecolors="white", linewidths=2.4)
-        panel.scatter(*taps[inside].T, s=150, facecolors="none", edgecolors=INK, linewidths=0.8)
-        panel.scatter(*taps[inside].T, s=150 * g[k, inside], color=colours[k], linewidths=0)
+        panel.scatter(*taps[inside].T, s=area, facecolors="none", edgecolors="white", linewidths=2.4, clip_on=False)
+        panel.scatter(*taps[inside].T, s=area, facecolors="none", edgecolors=INK, linewidths=0.8, clip_on=False)
+        panel.scatter(*taps[inside].T, s=area * g[k, inside], color=colours[k], linewidths=0, clip_on=False)
         panel.set_title(names[k], color=colours[k], weight="bold")
+    for panel in panels:
+        panel.set_anchor("N")
     for panel in panels[1:]:
         panel.set(xlim=(left - 0.5, right - 0.5), ylim=(bottom - 0.5, top - 0.5))
         panel.plot(*centre, marker="+", color="white", markersize=9, markeredgewidth=2.4)
         panel.plot(*centre, marker="+", color=INK, markersize=8, markeredgewidth=1)
-    _depth_bar(figure, norm, [panels[1]])
+    _depth_bar(figure, norm, list(panels), shrink=0.3)
     figure.suptitle(f"Neighbours that each kernel of {layer} takes (a full circle: all of it)", fontsize=11)
     return figure
 
 
 def _around(centre: tuple[int, int], reach: int, width: int, height: int) -> tuple[int, int, int, int]:
-    """Left, right, top, bottom of a square around ``centre``, cut to the image."""
-    x, y = centre
-    return max(0, x - reach), min(width, x + reach + 1), max(0, y - reach), min(height, y + reach + 1)
+    """Left, right, top, bottom of a square with ``centre`` in it, in its middle unless the image ends there."""
+    left, top = (
+        int(np.clip(at - reach, 0, max(0, length - 2 * reach - 1)))
+        for at, length in zip(centre, (width, height), strict=True)
+    )
+    return left, min(width, left + 2 * reach + 1), top, min(height, top + 2 * reach + 1)
 
 
 def _show(panel: Any, picture: Array, **options: Any) -> None:
     panel.imshow(picture, **options)
     panel.set(xticks=[], yticks=[])
-    panel.spines[:].set_visible(False)
+    panel.spines[:].set(visible=True, linewidth=0.5)
     panel.grid(visible=False)
 
 
@@ -196,17 +204,18 @@ def _depth_colours(depth: Array, norm: Normalize) -> Array:
     return colours
 
 
-def _depth_bar(figure: Figure, norm: Normalize, panels: list[Any]) -> None:
+def _depth_bar(figure: Figure, norm: Normalize, panels: list[Any], shrink: float = 1.0) -> None:
     """A bar below ``panels`` that says which colour is how far, in round metres."""
     assert norm.vmin is not None
     assert norm.vmax is not None
     ticks = [tick for tick in _TICKS if norm.vmin <= tick <= norm.vmax]
     if len(ticks) < 2:
         ticks = [norm.vmin, norm.vmax]
-    bar = figure.colorbar(ScalarMappable(norm, DEPTH_COLOURS), ax=panels, location="bottom", aspect=14, pad=0.03)
+    bar = figure.colorbar(ScalarMappable(norm, DEPTH_COLOURS), ax=panels, location="bottom", shrink=shrink,
+                          aspect=14 / shrink, pad=0.03)  # fmt: skip
     bar.set_ticks(ticks, labels=[f"{tick:.3g}" for tick in ticks])
     bar.ax.minorticks_off()
-    bar.set_label("metres (grey: unknown)", fontsize=8.5)
+    bar.set_label("depth in metres (grey: unknown)", fontsize=8.5)
 
 
 def _class_colours(label: Array, palette: Sequence[Sequence[int]]) -> Array:

@@ -47,6 +47,7 @@ _STYLE: Any = {  # every version of matplotlib types its keys in its own way
     "axes.axisbelow": True,
     "lines.linewidth": 1.8,
     "legend.frameon": False,
+    "figure.constrained_layout.h_pad": 0.07,
     "figure.facecolor": "white",
     "axes.facecolor": "white",
     "image.interpolation": "nearest",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from malleable.assign import handle_invalid, malleable_logits
 from malleable.data.sample import Sample, collate
 from malleable.data.transforms import eval_transform
 from malleable.geometry import Differences, Geometry
-from malleable.layers import DepthAwareConv2d, DepthConv2d, MalleableConv2d
+from malleable.layers import Conv25d, DepthAwareConv2d, DepthConv2d, MalleableConv2d
 from malleable.models import DeepLabV3Plus
 from malleable.ops import depth_conv2d
 from malleable.window import Window
@@ -79,6 +79,35 @@ def grid_unit(seeing: Seeing, depth: float, focal: float) -> float:
     return -step / geometry.relative_depth(window, size, torch.float64).value[0, 0, 0, 0].item()
 
 
+def fields_in_metres(
+    methods: Sequence[Sequence[Seeing]], depth: float, focal: float
+) -> list[dict[str, tuple[Array, Array, Array]]]:
+    """Of each method: stage → metres behind the centre pixel (D,), g (K, D), centers (K,).
+
+    All methods of a stage are looked at over the same metres.
+    """
+    reach: dict[str, float] = {}
+    for seeing in (seeing for layers in methods for seeing in layers):
+        outermost = float(np.abs(seeing.centers).max()) + 2.5  # grid cells
+        reach[seeing.stage] = max(outermost * grid_unit(seeing, depth, focal), reach.get(seeing.stage, 0.0))
+    metres = {stage: np.linspace(-far, far, 401) for stage, far in reach.items()}
+    return [
+        {s.stage: (metres[s.stage], receptive_field(s, depth, focal, metres[s.stage]), s.centers) for s in layers}
+        for layers in methods
+    ]
+
+
+def forerunners(layers: Sequence[Seeing]) -> dict[str, list[Seeing]]:
+    """Depth-aware and 2.5D convolutions, as they are by default, in the places of ``layers``."""
+    placed: dict[str, list[Seeing]] = {"depth_aware": [], "conv25d": []}
+    for seeing in layers:
+        layer = seeing.layer
+        window = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+        placed["depth_aware"].append(replace(seeing, layer=DepthAwareConv2d(1, 1, *window)))
+        placed["conv25d"].append(replace(seeing, layer=Conv25d(1, 1, *window, kernels=layer.kernels)))
+    return placed
+
+
 def _pair(seeing: Seeing, depth: float, focal: float, metres: Array) -> tuple[Window, Geometry, tuple[int, int]]:
     """One image for each of ``metres``: on its map, ``dilation`` apart, the neighbour and the centre of a window."""
     dilation = seeing.layer.dilation
@@ -98,14 +127,17 @@ def _differences(
     return geometry.relative_depth(window, size, dtype)
 
 
-def _assignment(seeing: Seeing, geometry: Geometry) -> tuple[Tensor, Tensor]:
-    """g_k (N, K, taps, Hout, Wout), without scales, and which taps lie on the map (1, 1, taps, Hout, Wout)."""
+def _assignment(seeing: Seeing, geometry: Geometry) -> tuple[Tensor, Tensor, Tensor]:
+    """g_k (N, K, taps, Hout, Wout), without scales.
+
+    Also which taps lie on the map (1, 1, taps, Hout, Wout), and where depth is known (N, 1, taps, Hout, Wout).
+    """
     layer, (height, width) = seeing.layer, geometry.depth.shape[-2:]
     size = (math.ceil(height / seeing.rate), math.ceil(width / seeing.rate))
     seen = _differences(layer, geometry, layer.window, size)
     g = layer.receptive_field(seen.value).transpose(0, 1)  # type: ignore[operator]
     inside = torch.cat(list(layer.window.views(torch.ones(1, 1, *size))), dim=1)
-    return handle_invalid(g, seen.valid, layer.invalid), inside[:, None]
+    return handle_invalid(g, seen.valid, layer.invalid), inside[:, None], seen.valid[:, None]
 
 
 @torch.no_grad()
@@ -119,7 +151,7 @@ def kernel_shares(layers: Sequence[Seeing], samples: Iterable[Sample]) -> list[t
     for sample in samples:
         geometry = _geometry(sample)
         for total, seeing in zip(sums, layers, strict=True):
-            g, inside = _assignment(seeing, geometry)
+            g, inside, _ = _assignment(seeing, geometry)
             total += (g * inside).sum((0, 2, 3, 4), dtype=torch.float64)
     shares = []
     for total, seeing in zip(sums, layers, strict=True):
@@ -167,7 +199,7 @@ def neighbours(seeing: Seeing, sample: Sample, pixel: tuple[int, int] | None = N
 
     By default where neighbours differ most in which kernel takes them.
     """
-    g, inside = (part[0] for part in _assignment(seeing, _geometry(sample)))  # (K, taps, Hout, Wout), (1, …)
+    g, inside, known = (part[0] for part in _assignment(seeing, _geometry(sample)))  # (K, taps, Hout, Wout), (1, …)
     window, (height, width) = seeing.layer.window, g.shape[-2:]
     left, _, top, _ = window.padding
     rows, columns = (  # of the image, (Hout, kh) and (Wout, kw)
@@ -178,7 +210,7 @@ def neighbours(seeing: Seeing, sample: Sample, pixel: tuple[int, int] | None = N
     )
     middle = divmod(window.centre, window.kernel_size[1])
     if pixel is None:
-        differ = g.var(1, unbiased=False).sum(0) * inside[0].amin(0)
+        differ = g.var(1, unbiased=False).sum(0) * (inside[0].amin(0) + known[0].all(0))
         i, j = divmod(int(differ.argmax()), width)
     else:
         i, j = (

@@ -12,30 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from malleable import inspection
 from malleable.data.opening import open_dataset
 from malleable.data.parallel import parallel_map, with_progress
 from malleable.data.sample import Sample, SampleDataset
 from malleable.history import curves, field_paths
 from malleable.inference import probabilities
-from malleable.inspection import (
-    Array,
-    Seeing,
-    assigning,
-    contributions,
-    grid_unit,
-    kernel_shares,
-    neighbours,
-    receptive_field,
-    seeing_layers,
-)
+from malleable.inspection import Array, Seeing, seeing_layers
 from malleable.journal import METRICS
-from malleable.layers import Conv25d, DepthAwareConv2d, MalleableConv2d
+from malleable.layers import MalleableConv2d
 from malleable.trained import Trained, load_trained
 
 if TYPE_CHECKING:  # matplotlib is imported only when something is drawn
     from matplotlib.figure import Figure
-
-    from malleable.figures import Field
 
 NAMES = (
     "assigning_functions", "receptive_fields", "rebalancing", "feature_maps", "qualitative", "neighbours", "network",
@@ -82,11 +71,15 @@ class Portrait:
     Args:
         run: the run's folder, or anything that :func:`malleable.trained.load_trained` takes.
         dataset: to draw from; the one that the run validated on by default.
-        baseline: another run, whose results are shown beside those of this one.
+        baseline: another network, whose results are shown beside those of this one.
     """
 
     def __init__(
-        self, run: Path, dataset: SampleDataset | None = None, baseline: Path | None = None, focus: Focus | None = None
+        self,
+        run: Path,
+        dataset: SampleDataset | None = None,
+        baseline: Trained | None = None,
+        focus: Focus | None = None,
     ) -> None:
         self.run, self.dataset, self.baseline, self.focus = run, dataset, baseline, focus or Focus()
 
@@ -95,7 +88,7 @@ class Portrait:
         try:
             return load_trained(self.run)
         except FileNotFoundError as error:
-            raise Missing(f"{self.run} holds no network") from error
+            raise Missing(str(error)) from error
 
     @cached_property
     def data(self) -> SampleDataset:
@@ -141,6 +134,15 @@ class Portrait:
         return found[0]
 
     @property
+    def pixel(self) -> tuple[int, int] | None:
+        """The pixel whose neighbours are asked for."""
+        pixel = self.focus.pixel
+        height, width = self.samples[0].camera.size
+        if pixel is not None and not (0 <= pixel[0] < width and 0 <= pixel[1] < height):
+            raise ValueError(f"pixel must lie in the image of {width} × {height} pixels, got {pixel[0]} {pixel[1]}")
+        return pixel
+
+    @property
     def method(self) -> str:
         """How the network sees depth, in the paper's words."""
         settings: Any = self.trained.net._hub_mixin_config
@@ -168,29 +170,14 @@ class Portrait:
         d = np.linspace(-widest - 1.5, widest + 1.5, 601)
         return assigning_functions(
             {
-                title: Assigning(d, *assigning(d, centers, t), np.array(centers, float), t)
+                title: Assigning(d, *inspection.assigning(d, centers, t), np.array(centers, float), t)
                 for title, (centers, t) in states.items()
             }
         )
 
     def receptive_fields(self) -> Figure:
-        from malleable.figures import receptive_fields
-
-        depth, focal = self.place
-        methods = {name: layers for name, layers in self._forerunners().items() if name != self.method}
-        methods[self.method] = self.layers
-        methods = {name: methods[name] for name in METHODS.values() if name in methods}
-        return receptive_fields(fields_of(methods, depth, focal), depth, focal)
-
-    def _forerunners(self) -> dict[str, list[Seeing]]:
-        """The two fixed convolutions in the place of this network's layers."""
-        placed: dict[str, list[Seeing]] = {METHODS["depth_aware"]: [], METHODS["conv25d"]: []}
-        for s in self.layers:
-            window = (s.layer.kernel_size, s.layer.stride, s.layer.padding, s.layer.dilation)
-            for layer in (DepthAwareConv2d(1, 1, *window), Conv25d(1, 1, *window, kernels=s.layer.kernels)):
-                name = METHODS["depth_aware" if isinstance(layer, DepthAwareConv2d) else "conv25d"]
-                placed[name].append(Seeing(s.stage, s.name, layer, s.rate))
-        return placed
+        methods = {METHODS[kind]: layers for kind, layers in inspection.forerunners(self.layers).items()}
+        return draw_fields(methods | {self.method: self.layers}, *self.place)
 
     def rebalancing(self) -> Figure:
         from malleable.figures import rebalancing
@@ -202,7 +189,7 @@ class Portrait:
         samples: Iterable[Sample] = parallel_map(self.data.__getitem__, chosen.tolist(), 1)
         if self.focus.progress:
             samples = with_progress(samples, len(chosen), "rebalancing")
-        shares = kernel_shares(layers, samples)
+        shares = inspection.kernel_shares(layers, samples)
         counted = f"{len(chosen)} of {len(self.data)} images of {self.data.name}"
         return rebalancing({s.stage: (*both, s.centers) for s, both in zip(layers, shares, strict=True)}, counted)
 
@@ -210,24 +197,21 @@ class Portrait:
         from malleable.figures import feature_maps
 
         samples, seeing = self.samples[:2], self.chosen
-        parts = [contributions(self.trained.net, seeing.layer, sample) for sample in samples]
+        parts = [inspection.contributions(self.trained.net, seeing.layer, sample) for sample in samples]
         spread = parts[0].sum(0).std((1, 2))
         channels = np.sort(spread.argsort()[::-1][:_CHANNELS])
         return feature_maps([picture(sample) for sample in samples], [part[:, channels] for part in parts],
                             seeing.centers, channels.tolist(), f"{seeing.stage}, {seeing.name}")  # fmt: skip
 
     def qualitative(self) -> Figure:
-        nets = {} if self.baseline is None else {"baseline": load_trained(self.baseline)}
-        return draw_results(self, {**nets, self.method: self.trained})
+        nets = {} if self.baseline is None else {"baseline": self.baseline}
+        return draw_results(self, nets | {self.method: self.trained})
 
     def neighbours(self) -> Figure:
         from malleable.figures import neighbours as draw
 
-        sample, seeing, pixel = self.samples[0], self.chosen, self.focus.pixel
-        height, width = sample.camera.size
-        if pixel is not None and not (0 <= pixel[0] < width and 0 <= pixel[1] < height):
-            raise ValueError(f"pixel must lie in the image of {width} × {height} pixels, got {pixel[0]} {pixel[1]}")
-        found = neighbours(seeing, sample, pixel)
+        sample, seeing = self.samples[0], self.chosen
+        found = inspection.neighbours(seeing, sample, self.pixel)
         return draw(picture(sample), metres(sample), found.taps, found.g, found.inside, found.centre, seeing.centers,
                     f"{seeing.stage}, {seeing.name}")  # fmt: skip
 
@@ -238,7 +222,12 @@ class Portrait:
         settings: Any = net._hub_mixin_config
         features: Any = net.backbone.model
         replaced = {
-            seeing.stage: (self.method, f"K = {seeing.layer.kernels}, reads 1/{seeing.rate}", seeing.name)
+            seeing.stage: (
+                seeing.name,
+                f"{self.method}, K = {seeing.layer.kernels}",
+                f"reads 1/{seeing.rate}"
+                + (f", dilation {seeing.layer.dilation[0]}" if max(seeing.layer.dilation) > 1 else ""),
+            )
             for seeing in seeing_layers(net)
         }
         strides, channels = features.feature_info.reduction(), features.feature_info.channels()
@@ -283,21 +272,19 @@ class Portrait:
         return receptive_field_path({stages.get(name, name): FieldPath(**path) for name, path in paths.items()})
 
 
-def fields_of(methods: Mapping[str, Sequence[Seeing]], depth: float, focal: float) -> dict[str, dict[str, Field]]:
-    """Method → stage → its field, over the same metres for all methods of a stage."""
-    from malleable.figures import Field
+def draw_fields(methods: Mapping[str, Sequence[Seeing]], depth: float, focal: float) -> Figure:
+    """The depth receptive fields of ``methods``, one below the other."""
+    from malleable.figures import Field, receptive_fields
 
-    reach: dict[str, float] = {}
-    for seeing in (seeing for layers in methods.values() for seeing in layers):
-        outermost = np.abs(seeing.centers).max() + 2.5  # grid cells
-        reach[seeing.stage] = max(outermost * grid_unit(seeing, depth, focal), reach.get(seeing.stage, 0.0))
-    fields: dict[str, dict[str, Field]] = {method: {} for method in methods}
-    for method, layers in methods.items():
-        for seeing in layers:
-            away = np.linspace(-reach[seeing.stage], reach[seeing.stage], 801)
-            g = receptive_field(seeing, depth, focal, away)
-            fields[method][seeing.stage] = Field(away, g, seeing.centers)
-    return fields
+    fields = inspection.fields_in_metres(list(methods.values()), depth, focal)
+    return receptive_fields(
+        {
+            name: {stage: Field(*field) for stage, field in found.items()}
+            for name, found in zip(methods, fields, strict=True)
+        },
+        depth,
+        focal,
+    )
 
 
 def draw_results(portrait: Portrait, nets: Mapping[str, Trained]) -> Figure:
@@ -307,7 +294,8 @@ def draw_results(portrait: Portrait, nets: Mapping[str, Trained]) -> Figure:
     data, samples = portrait.data, portrait.samples
     for name, trained in nets.items():
         if len(trained.classes) != len(data.classes):
-            raise Missing(f"{name} knows {len(trained.classes)} classes but {data.name} has {len(data.classes)}")
+            known = f"{len(trained.classes)} classes but {data.name} has {len(data.classes)}"
+            raise Missing(f"the network of {name!r} knows {known}")
     predictions = {
         name: [probabilities(trained.net, sample).argmax(0).numpy() for sample in samples]
         for name, trained in nets.items()

@@ -13,7 +13,8 @@ from malleable.data.opening import open_dataset
 from malleable.data.sample import SampleDataset
 from malleable.history import curves
 from malleable.output import check_free, whole
-from malleable.portrait import NAMES, Focus, Missing, Portrait, draw_results, fields_of, picture
+from malleable.portrait import NAMES, Focus, Missing, Portrait, draw_fields, draw_results, picture
+from malleable.trained import load_trained
 
 if TYPE_CHECKING:  # matplotlib is imported only when something is drawn
     from matplotlib.figure import Figure
@@ -34,7 +35,11 @@ def run_figures(
         baseline: another run, whose results are shown beside.
         samples: of the data set, for the pictures.
     """
-    drawn = _draw(Portrait(run, dataset, baseline, Focus(samples)), NAMES)
+    beside = None
+    if baseline is not None:
+        with suppress(FileNotFoundError):
+            beside = load_trained(baseline)
+    drawn = _draw(Portrait(run, dataset, beside, Focus(samples)), NAMES)
     return {name: figure for name, figure in drawn if not isinstance(figure, Missing)}
 
 
@@ -77,16 +82,15 @@ def _training(portraits: Mapping[str, Portrait]) -> Figure:
 
 
 def _fields(portraits: Mapping[str, Portrait]) -> Figure:
-    from malleable.figures import receptive_fields
-
     methods = _having("layers", portraits)
-    depth, focal = portraits[list(methods)[-1]].place
-    return receptive_fields(fields_of(methods, depth, focal), depth, focal)
+    return draw_fields(methods, *portraits[list(methods)[-1]].place)
 
 
 def _results(portraits: Mapping[str, Portrait]) -> Figure:
     nets = _having("trained", portraits)
-    return draw_results(portraits[list(nets)[-1]], nets)
+    shown = portraits[list(nets)[-1]]
+    classes = len(shown.data.classes)
+    return draw_results(shown, {name: net for name, net in nets.items() if len(net.classes) == classes})
 
 
 def _having(part: str, portraits: Mapping[str, Portrait]) -> dict[str, Any]:
@@ -107,7 +111,7 @@ def figures(
     out: str = "figures",
     only: tuple[str, ...] = (),
     baseline: str | None = None,
-    samples: tuple[int, ...] = (0, 1, 2),
+    samples: tuple[int, ...] | None = None,
     layer: str | None = None,
     pixel: tuple[int, int] | None = None,
     click: bool = False,
@@ -126,7 +130,7 @@ def figures(
         out: the folder to write to.
         only: names of figures, for example --only network training; all that can be drawn by default.
         baseline: another trained network, whose results are shown beside.
-        samples: numbers of the samples to show, the first is 0.
+        samples: numbers of the samples to show, the first is 0; the first three by default.
         layer: res2 … res5, or a name as in the network figure, for feature maps and neighbours; the first by default.
         pixel: x and y of the pixel whose neighbours are shown; by default one whose neighbours differ.
         click: choose the pixel in a window.
@@ -136,15 +140,26 @@ def figures(
         formats: png, svg or both.
         overwrite: replace files that exist.
     """
-    focus = Focus(samples, layer, pixel, depth, focal, count, progress=True)
-    names = _checked("only", only, NAMES) or NAMES
-    kinds = _checked("formats", formats, FORMATS)
-    _check(focus)
-    portrait = Portrait(Path(checkpoint), None, None if baseline is None else Path(baseline), focus)
-    _open(portrait, data, split)
+    names, kinds = _checked("only", only, NAMES) or NAMES, _checked("formats", formats, FORMATS)
+    focus = Focus(samples or Focus.samples, layer, pixel, depth, focal, count, progress=True)
+    portrait = Portrait(Path(checkpoint), None, None if baseline is None else load_trained(baseline), focus)
+    config = None
+    try:
+        config = portrait.trained.config
+    except Missing:
+        if not curves(portrait.folder):
+            raise
+    if data is not None or split is not None:
+        root, val = (config.data.root, config.data.val) if config is not None else (None, "val")
+        if data is None and root is None:
+            raise ValueError(f"{checkpoint} does not say what it was trained on; add --data FOLDER")
+        portrait.dataset = open_dataset(data or str(root), split or val)
     if click:
         portrait.focus = replace(focus, pixel=clicked(picture(portrait.samples[0])))
+    _check(portrait, strict=samples is not None)
     folder = Path(out)
+    if folder.is_file():
+        raise ValueError(f"out must be a folder, but {folder} is a file")
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         for kind in kinds:
@@ -166,13 +181,13 @@ def clicked(image: Array) -> tuple[int, int]:
     """The (x, y) that the user clicks on ``image`` (H, W, 3) in a window."""
     from matplotlib import pyplot
 
-    missing = "click needs a display and a window toolkit for matplotlib, and there is none; use --pixel X Y"
     try:
         figure, axes = pyplot.subplots()
-    except ImportError as error:  # the environment asks for a toolkit that cannot be used
-        raise ValueError(missing) from error
-    if figure.canvas.required_interactive_framework is None:
-        raise ValueError(missing)
+        headless = figure.canvas.required_interactive_framework is None
+    except ImportError:  # the environment asks for a toolkit that cannot be used
+        headless = True
+    if headless:
+        raise ValueError("click needs a display and a window toolkit for matplotlib, and finds none; use --pixel X Y")
     axes.imshow(image)
     axes.set_title("Click a pixel")
     points = figure.ginput(1, timeout=0)
@@ -190,31 +205,21 @@ def _checked(argument: str, values: tuple[str, ...], allowed: tuple[str, ...]) -
     return values
 
 
-def _check(focus: Focus) -> None:
+def _check(portrait: Portrait, strict: bool) -> None:
+    """Refuse what there is not, before the work begins. ``strict``: all samples must be there."""
+    focus = portrait.focus
     for name, value in (("depth", focus.depth), ("focal", focus.focal)):
         if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"{name} must be positive, got {value}")
     if focus.count < 1:
         raise ValueError(f"count must be at least 1, got {focus.count}")
-
-
-def _open(portrait: Portrait, data: str | None, split: str | None) -> None:
-    """Give ``portrait`` the data set that the command names, if it does, and see that the samples are in it."""
-    try:
-        config = portrait.trained.config
-        if data is not None or split is not None:
-            root = data or (config.data.root if config is not None else None)
-            if root is None:
-                raise ValueError(f"{portrait.run} does not say what it was trained on; add --data FOLDER")
-            portrait.dataset = open_dataset(root, split or (config.data.val if config is not None else "val"))
-        length, name = len(portrait.data), portrait.data.name
-    except Missing:
-        if not curves(portrait.folder):
-            raise
-        return
-    for sample in portrait.focus.samples:
-        if not 0 <= sample < length and portrait.focus.samples != Focus().samples:
-            raise ValueError(f"samples must be in 0..{length - 1} for {name}, got {sample}")
+    for sample in focus.samples if strict else ():
+        if not 0 <= sample < len(portrait.data):
+            raise ValueError(f"samples must be in 0..{len(portrait.data) - 1} for {portrait.data.name}, got {sample}")
+    if focus.layer is not None:
+        _ = portrait.chosen
+    if focus.pixel is not None:
+        _ = portrait.pixel
 
 
 def _write(figure: Figure, path: Path) -> None:
