@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("malleable.data.check:check", "look through a data set and name what is wrong in it"),
     "evaluate": ("malleable.evaluate:evaluate", "mIoU and accuracies of a trained network on a data set"),
     "predict": ("malleable.predict:predict", "label images with a trained network"),
+    "figures": ("malleable.portray:figures", "draw what a trained network has learned and what it does"),
     "export": ("malleable.export:export", "write a trained network as ONNX or as a torch.export program"),
     "report": ("malleable.report:report", "show runs beside each other in one HTML file"),
     "push": ("malleable.share:push", "put a trained network into a folder or on the Hugging Face hub"),
@@ -86,8 +87,9 @@ def as_values(arguments: Sequence[str], types: Mapping[str, Any]) -> list[str]:
             result.append(left.pop(0) if left and left[0] in ("true", "false") else "true")
         elif get_origin(kind) is tuple:
             length = len(get_args(kind))
-            if Ellipsis in get_args(kind):  # as many as there are numbers
-                length = next((n for n, value in enumerate(left) if not _is_number(value)), len(left))
+            if Ellipsis in get_args(kind):  # as many as there are words, or numbers
+                fits = (lambda word: not word.startswith("-")) if str in get_args(kind) else _is_number
+                length = next((n for n, value in enumerate(left) if not fits(value)), len(left))
             if left and left[0].startswith("["):
                 result.append(left.pop(0))
             elif 0 < length <= len(left):

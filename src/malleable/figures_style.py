@@ -26,6 +26,7 @@ _SIDES = {BEHIND: (BLUE, SKY, "#003B5C"), SAME: (GREEN,), FRONT: (VERMILLION, OR
 """Colours of the kernels of each side, the one nearest to the centre pixel first."""
 
 DEPTH_COLOURS = "cividis"
+SIGNED_COLOURS = "PuOr_r"
 
 _STYLE: Any = {  # every version of matplotlib types its keys in its own way
     "font.size": 10,
@@ -46,6 +47,7 @@ _STYLE: Any = {  # every version of matplotlib types its keys in its own way
     "axes.axisbelow": True,
     "lines.linewidth": 1.8,
     "legend.frameon": False,
+    "figure.constrained_layout.h_pad": 0.07,
     "figure.facecolor": "white",
     "axes.facecolor": "white",
     "image.interpolation": "nearest",
@@ -98,3 +100,19 @@ def kernel_colours(centers: Sequence[float] | Array) -> list[str]:
         for rank, k in enumerate(sorted(members, key=lambda k: abs(centers[k]))):
             colours[k] = _SIDES[side][rank % len(_SIDES[side])]
     return [colours[k] for k in range(len(centers))]
+
+
+def kernel_labels(centers: Sequence[float] | Array) -> list[str]:
+    """A name for each of K kernels: its side, numbered outwards where a side has several."""
+    centers = np.asarray(centers, float)
+    where = sides(centers)
+    labels = []
+    for k, side in enumerate(where):
+        members = sorted((j for j, other in enumerate(where) if other == side), key=lambda j: abs(centers[j]))
+        labels.append(side if len(members) == 1 else f"{side} {members.index(k) + 1}")
+    return labels
+
+
+def legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int = 7) -> None:
+    """Below all panels, in at most ``columns`` columns."""
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)))

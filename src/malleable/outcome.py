@@ -217,9 +217,7 @@ def _last_validation(
     iou: dict[str, Any] = {key.removeprefix(prefix): row[key] for key in row if key.startswith(prefix)}
     miou, pixels, classes = (row.get(f"val/{key}", math.nan) for key in _FIGURES)
     name = Path(config.data.root).name if isinstance(dataset, str) else dataset.name
-    return Measured(
-        miou, pixels, classes, iou, name, config.data.val, Protocol(), int(row["step"]), "last validation in training"
-    )
+    return Measured(miou, pixels, classes, iou, name, config.data.val, Protocol(), int(row["step"]), "last validation")
 
 
 @cache

@@ -45,7 +45,9 @@ def results(groups: Sequence[Group], baseline: Group, colours: Mapping[str, str]
         paper_row(group.config, bool(group.measured) and len(group.measured[0].protocol.scales) > 1) for group in groups
     ]
     columns = [
-        Column("mIoU", [_shown(group.miou) for group in groups]),
+        Column(
+            "mIoU", [join(_shown(mean := group.miou), small(f"n = {mean.n}") if mean else None) for group in groups]
+        ),
         Column("difference", [_signed(None if group is baseline else group.ahead(baseline)) for group in groups]),
         Column("pixel accuracy", [_shown(group.mean(lambda each: each.pixel_accuracy)) for group in groups]),
         Column("mean accuracy", [_shown(group.mean(lambda each: each.mean_accuracy)) for group in groups]),
@@ -79,21 +81,21 @@ def _paper(row: PaperRow | None) -> object:
 
 def _notes(group: Group) -> list[str]:
     """What to know about a group besides its figures."""
-    notes = [] if len(group.runs) == 1 else [f"{len(group.runs)} runs"]
+    notes = []
     for run in group.runs:
         if not run.finished:
             which = "" if len(group.runs) == 1 else f"{run.folder}: "
             notes.append(f"{which}unfinished, step {run.step} of {run.config.train.steps}")
-    measured = sum(run.measured is not None for run in group.runs)
-    if len(group.measured) < measured:
-        notes.append(f"{measured - len(group.measured)} measured otherwise and left out")
+    left_out = len(group.runs) - len(group.measured)
+    if group.measured and left_out:
+        notes.append(f"{left_out} of {len(group.runs)} runs left out: no result, or measured otherwise")
     return notes
 
 
 def _source(group: Group) -> str:
     if not group.measured:
         return "no results.json and no validation"
-    steps = f"after step {group.measured[0].step}" if group.measured[0].step is not None else ""
+    steps = f"step {group.measured[0].step}" if group.measured[0].step is not None else ""
     return ", ".join(filter(None, [" and ".join(dict.fromkeys(each.source for each in group.measured)), steps]))
 
 
@@ -109,15 +111,15 @@ def comparison(groups: Sequence[Group]) -> list[Html]:
 
 def _drawn(draw: Callable[[SampleDataset | None], Mapping[str, Figure]], dataset: SampleDataset | str) -> list[Html]:
     """Figures, and a sentence for what could not be drawn."""
-    missing = [f"Figures that need the data are left out: {dataset}."] if isinstance(dataset, str) else []
+    missing = [f"Figures that need the data are left out: {dataset}"] if isinstance(dataset, str) else []
     try:
         figures = draw(None if isinstance(dataset, str) else dataset)
     except (ValueError, OSError, RuntimeError) as error:
-        figures, missing = {}, [f"The figures could not be drawn: {error}."]
+        figures, missing = {}, [f"The figures could not be drawn: {error}"]
     pictures = [picture(figure, *_ABOUT.get(name, (name, ""))) for name, figure in figures.items()]
     if not pictures and not missing:
-        missing = ["There is nothing to draw: neither metrics.jsonl nor a checkpoint was found."]
-    return [*pictures, *(paragraph(sentence, kind="note") for sentence in missing)]
+        missing = ["There is nothing to draw: neither metrics.jsonl nor a checkpoint was found"]
+    return [*pictures, *(paragraph(f"{sentence}.", kind="note") for sentence in missing)]
 
 
 def classes(groups: Sequence[Group], colours: Mapping[str, str]) -> list[Html]:
@@ -226,7 +228,11 @@ def _run(run: Run, name: str, baseline: Run, drawn: bool) -> Html:
 def _shown(mean: Mean | None) -> str:
     if mean is None:
         return "–"
-    return f"{mean.value:.2f}" if mean.deviation is None else f"{mean.value:.2f} ± {mean.deviation:.2f} (n={mean.n})"
+    return f"{mean.value:.2f}" if mean.deviation is None else f"{mean.value:.2f} ± {mean.deviation:.2f}"
+
+
+def _counted(mean: Mean | None) -> Html:
+    return join(_shown(mean), small(f"n = {mean.n}") if mean and mean.n > 1 else None)
 
 
 def _number(value: float | None, digits: int = 2) -> str:
