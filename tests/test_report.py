@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from matplotlib.figure import Figure
 
 from malleable import cli
 from malleable.config import ModelConfig
@@ -135,6 +136,15 @@ def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
         markup = report(tmp_path, {"x": [run]})
     assert "The figures could not be drawn: no ink." in markup.text
     assert "30.00" in markup.text
+
+
+def test_runs_on_different_data_are_not_shown_on_one_picture(tmp_path: Path) -> None:
+    groups = {root: [write_outcome(tmp_path / root, root=root)] for root in ("rooms", "streets")}
+    drawn = dict.fromkeys(("training", "qualitative"), Figure())
+    with patch("malleable.report_sections.comparison_figures", return_value=drawn):
+        text = report(tmp_path, groups).text
+    assert "the runs were trained on different data" in text
+    assert "Examples" not in text
 
 
 def test_a_run_with_a_checkpoint_is_drawn(tmp_path: Path) -> None:

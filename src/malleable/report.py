@@ -30,8 +30,9 @@ def report(runs: list[str], out: str = "report.html", title: str = "Report", ove
     """
     path = Path(out)
     check_free(path, overwrite)
-    _write(grouped(read_run(Path(run)) for run in dict.fromkeys(runs)), path, title)
-    print(f"{path} shows {len(runs)} {'run' if len(runs) == 1 else 'runs'}")
+    folders = dict.fromkeys(map(Path, runs))
+    _write(grouped(map(read_run, folders)), path, title)
+    print(f"{path} shows {len(folders)} {'run' if len(folders) == 1 else 'runs'}")
 
 
 def write_report(groups: Mapping[str, Sequence[Path]], out: Path, title: str, intro: str = "") -> None:
