@@ -60,11 +60,12 @@ def _write(groups: Sequence[Group], out: Path, title: str, intro: str = "") -> N
     }
     anchors = {name: name.lower().replace(" ", "-") for name in content}
     links = [element("li", element("a", name, href=f"#{anchor}")) for name, anchor in anchors.items()]
+    setting = _setting(groups)
     header = element(
         "header",
         element("h1", title),
         paragraph(*_headline(groups, baseline), kind="headline"),
-        paragraph(_setting(groups), kind="setting"),
+        paragraph(setting, kind="setting") if setting else None,
         paragraph(intro) if intro else None,
         element("nav", element("ul", *links), aria_label="Contents"),
     )
