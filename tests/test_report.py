@@ -114,6 +114,10 @@ def test_seeds_are_shown_with_their_deviation(tmp_path: Path) -> None:
     assert "RGB, seed 2" in text
 
 
+def test_a_single_run_is_not_counted(two: Markup) -> None:
+    assert "n = " not in two.text
+
+
 def test_the_paper_s_row_is_labelled_by_its_data_and_budget(tmp_path: Path) -> None:
     run = write_outcome(tmp_path / "x", MALLEABLE, miou=30.0, root="/nowhere/nyudv2-half", dataset="nyudv2-half")
     text = report(tmp_path, {"ours": [run]}).text

@@ -46,9 +46,7 @@ def results(groups: Sequence[Group], baseline: Group, colours: Mapping[str, str]
         paper_row(group.config, bool(group.measured) and len(group.measured[0].protocol.scales) > 1) for group in groups
     ]
     columns = [
-        Column(
-            "mIoU", [join(_shown(mean := group.miou), small(f"n = {mean.n}") if mean else None) for group in groups]
-        ),
+        Column("mIoU", [_counted(group.miou) for group in groups]),
         Column("difference", [_signed(None if group is baseline else group.ahead(baseline)) for group in groups]),
         Column("pixel accuracy", [_shown(group.mean(lambda each: each.pixel_accuracy)) for group in groups]),
         Column("mean accuracy", [_shown(group.mean(lambda each: each.mean_accuracy)) for group in groups]),
