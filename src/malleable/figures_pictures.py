@@ -57,8 +57,7 @@ def qualitative(
     shown = np.unique(np.concatenate([part.ravel() for parts in (labels, *predictions.values()) for part in parts]))
     entries = _class_entries(shown, classes, palette)
     errors = _error_entries(list(predictions))
-    columns = max(3, int(width * len(titles) / 1.6))
-    rows = -(-(len(entries) + len(errors)) // columns)
+    rows = -(-(len(entries) + len(errors)) // int(width * len(titles) / 1.75))
     figure = new_figure(width * len(titles), (width * aspect + 0.08) * len(images) + 0.7 + 0.21 * rows)
     panels = figure.subplots(len(images), len(titles), squeeze=False)
     norm = _depth_norm(depths)
@@ -70,7 +69,7 @@ def qualitative(
         panel.set_title(fill(title, int(11 * width)), fontsize=10)
     _depth_bar(figure, norm, list(panels[:, 1]))
     marks = [Patch(facecolor=colour, edgecolor=GREY, linewidth=0.5) for colour in (*entries.values(), *errors.values())]
-    legend(figure, marks, [*entries, *errors], columns)
+    legend(figure, marks, [*entries, *errors], 1.75)
     return figure
 
 
