@@ -1,0 +1,227 @@
+"""What runs came to: settings, figures, speed and cost, as their folders tell."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any, NamedTuple
+
+import torch
+
+from malleable.config import Config, ModelConfig, build_network
+from malleable.cost import Cost, measure
+from malleable.data.images import read_json
+from malleable.data.opening import open_dataset
+from malleable.data.sample import SampleDataset
+from malleable.inference import Protocol
+from malleable.journal import METRICS, SCORE, read_metrics
+from malleable.options import read_settings
+from malleable.runfolder import SETTINGS
+
+RESULTS = "results.json"
+_FIGURES = ("miou", "pixel_accuracy", "mean_accuracy")
+_REMARKS = {"nyudv2-half": "half-size, 8-bit-recovered depth"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures in percent (NaN if there is none), how they were measured, and the file that says so.
+
+    ``iou`` has an entry per class, None for one that is neither in labels nor predictions.
+    """
+
+    miou: float
+    pixel_accuracy: float
+    mean_accuracy: float
+    iou: Mapping[str, float | None]
+    dataset: str
+    split: str
+    protocol: Protocol
+    step: int | None
+    source: str
+
+    @property
+    def setting(self) -> str:
+        """Figures of one setting may be compared."""
+        remark = f" ({_REMARKS[self.dataset]})" if self.dataset in _REMARKS else ""
+        return f"{self.dataset} {self.split}{remark}, {self.protocol}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run. ``dataset`` is its validation split, or a sentence that says why it cannot be opened here."""
+
+    folder: Path
+    config: Config
+    yaml: str
+    dataset: SampleDataset | str
+    measured: Measured | None
+    step: int
+    images_per_second: float | None
+
+    @property
+    def command(self) -> str:
+        """What runs it again: the first line of its config.yaml."""
+        return self.yaml.partition("\n")[0].removeprefix("#").strip()
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.config.train.steps
+
+    @property
+    def budget(self) -> str:
+        recipe, (height, width) = self.config.train, self.config.data.crop
+        return f"{recipe.steps} steps × {recipe.batch_size} images of {height}×{width}"
+
+    @property
+    def cost(self) -> Cost | None:
+        """Of one image of the size that training crops; None if the number of classes is not known."""
+        if not isinstance(self.dataset, str):
+            classes = len(self.dataset.classes)
+        elif self.measured is not None and self.measured.source == RESULTS:
+            classes = len(self.measured.iou)
+        else:
+            return None
+        return _cost(self.config.model, classes, self.config.data.crop)
+
+
+class Mean(NamedTuple):
+    """Of ``n`` runs; ``deviation`` is the sample standard deviation, None for a single run."""
+
+    value: float
+    deviation: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that are shown as one, usually several seeds of a method."""
+
+    name: str
+    runs: tuple[Run, ...]
+
+    @property
+    def config(self) -> Config:
+        return self.runs[0].config
+
+    @cached_property
+    def measured(self) -> list[Measured]:
+        """The figures of its runs that were measured alike and after as many steps: the largest such set."""
+        found = [run.measured for run in self.runs if run.measured is not None]
+        most = Counter((each.setting, each.step) for each in found).most_common(1)
+        return [each for each in found if (each.setting, each.step) == most[0][0]]
+
+    @property
+    def setting(self) -> str | None:
+        return self.measured[0].setting if self.measured else None
+
+    def mean(self, figure: Callable[[Measured], float | None]) -> Mean | None:
+        """Of a figure of its runs; None if no run has it."""
+        values = [value for each in self.measured if (value := figure(each)) is not None and math.isfinite(value)]
+        return Mean(mean(values), stdev(values) if len(values) > 1 else None, len(values)) if values else None
+
+    @property
+    def miou(self) -> Mean | None:
+        return self.mean(lambda measured: measured.miou)
+
+    def ahead(self, other: Group) -> float | None:
+        """How far its mIoU is above that of ``other``; None if they were not measured alike."""
+        if self.miou is None or other.miou is None or self.setting != other.setting:
+            return None
+        return self.miou.value - other.miou.value
+
+    @property
+    def images_per_second(self) -> float | None:
+        speeds = [run.images_per_second for run in self.runs if run.images_per_second is not None]
+        return median(speeds) if speeds else None
+
+
+def read_run(folder: Path) -> Run:
+    """A run from its folder, finished or not. Nothing in its files is executed."""
+    path = folder / SETTINGS
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no run ({SETTINGS} is missing); give a folder that training made")
+    settings = read_settings(path)
+    config = Config.from_dict({key: value for key, value in settings.items() if key != "out"})
+    try:
+        dataset: SampleDataset | str = open_dataset(config.data.root, config.data.val)
+    except (ValueError, OSError) as error:
+        dataset = str(error)
+    rows = _rows(folder / METRICS)
+    measured = _results(folder / RESULTS) or _last_validation(rows, config, dataset)
+    steps = [int(row["step"]) for row in rows] + [measured.step or 0 if measured is not None else 0]
+    speeds = [row["images_per_second"] for row in rows if "images_per_second" in row]
+    return Run(folder, config, path.read_text(encoding="utf-8"), dataset, measured, max(steps),
+               median(speeds) if speeds else None)  # fmt: skip
+
+
+def grouped(runs: Iterable[Run]) -> list[Group]:
+    """Runs that differ by their seed alone together, each group by the name of its method, unlike all others."""
+    seeds: dict[Config, list[Run]] = {}
+    for run in runs:
+        seeds.setdefault(replace(run.config, train=replace(run.config.train, seed=0)), []).append(run)
+    names = Counter(method_name(config.model) for config in seeds)
+    return [
+        Group(name if names[name] == 1 else f"{name} ({members[0].folder})", tuple(members))
+        for config, members in seeds.items()
+        for name in [method_name(config.model)]
+    ]
+
+
+def method_name(model: ModelConfig) -> str:
+    """In short, as tables name it."""
+    several = {"conv25d": "2.5D", "malleable": "malleable"}
+    if model.conv is None:
+        return "RGB baseline"
+    return f"{several[model.conv]} K={model.kernels}" if model.conv in several else "depth-aware"
+
+
+def _rows(path: Path) -> list[dict[str, float]]:
+    """The numbers of a metrics.jsonl."""
+    return [
+        {key: value for key, value in row.items() if isinstance(value, int | float)}
+        for row in read_metrics(path)
+        if isinstance(row, dict) and isinstance(row.get("step"), int)
+    ]
+
+
+def _results(path: Path) -> Measured | None:
+    """What ``malleable evaluate`` wrote, None if it did not."""
+    if not path.is_file():
+        return None
+    values = read_json(path)
+    try:
+        miou, pixels, classes = (float(values[key]) for key in _FIGURES)
+        iou = {str(name): None if value is None else float(value) for name, value in values["iou"].items()}
+        window = values.get("window")
+        protocol = Protocol(tuple(values["scales"]), values["flip"], None if window is None else tuple(window))
+        step = None if values["step"] is None else int(values["step"])
+        name, split = str(values["dataset"]), str(values["split"])
+        return Measured(miou, pixels, classes, iou, name, split, protocol, step, RESULTS)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is not what malleable evaluate writes ({error}); evaluate the run again") from error
+
+
+def _last_validation(
+    rows: Sequence[Mapping[str, float]], config: Config, dataset: SampleDataset | str
+) -> Measured | None:
+    row = next((row for row in reversed(rows) if SCORE in row), None)
+    if row is None:
+        return None
+    prefix = "val/iou/"
+    iou: dict[str, Any] = {key.removeprefix(prefix): row[key] for key in row if key.startswith(prefix)}
+    miou, pixels, classes = (row.get(f"val/{key}", math.nan) for key in _FIGURES)
+    name = Path(config.data.root).name if isinstance(dataset, str) else dataset.name
+    return Measured(miou, pixels, classes, iou, name, config.data.val, Protocol(), int(row["step"]), "last validation")
+
+
+@cache
+def _cost(model: ModelConfig, classes: int, size: tuple[int, int]) -> Cost:
+    with torch.device("meta"):
+        net = build_network(model, classes, pretrained=False)
+    return measure(net, size)

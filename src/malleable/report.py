@@ -1,0 +1,113 @@
+"""``malleable report``: runs beside each other, and beside the paper, in one HTML file that opens from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+from malleable import report_sections as sections
+from malleable.figures_style import INK, LINES
+from malleable.files import write_whole
+from malleable.outcome import Group, grouped, read_run
+from malleable.output import check_free
+from malleable.page import element, page, paragraph, section
+
+_COLOURS = tuple("var(--ink)" if colour == INK else colour for colour in LINES)  # as the curves have them
+
+
+def report(runs: list[str], out: str = "report.html", title: str = "Report", overwrite: bool = False) -> None:
+    """Show runs beside each other in one HTML file that needs no network.
+
+    Runs that differ by their seed alone are shown as one, with mean and standard deviation.
+
+    Args:
+        runs: folders of runs, finished or not; figures of results.json go before the last validation of training.
+        out: the HTML file to write.
+        title: of the page.
+        overwrite: replace a file that exists.
+    """
+    path = Path(out)
+    check_free(path, overwrite)
+    _write(grouped(read_run(Path(run)) for run in dict.fromkeys(runs)), path, title)
+    print(f"{path} shows {len(runs)} {'run' if len(runs) == 1 else 'runs'}")
+
+
+def write_report(groups: Mapping[str, Sequence[Path]], out: Path, title: str, intro: str = "") -> None:
+    """Write the report of ``groups``: shown name → its runs' folders, several of them if they are seeds of one method.
+
+    The first group without depth, or the first of all, is what the others are compared with. ``out`` is replaced if it
+    exists.
+    """
+    read = [Group(name, tuple(read_run(run) for run in runs)) for name, runs in groups.items()]
+    _write(read, out, title, intro)
+
+
+def _write(groups: Sequence[Group], out: Path, title: str, intro: str = "") -> None:
+    if not groups or not all(group.runs for group in groups):
+        raise ValueError("groups must hold at least one run each")
+    colours = {group.name: _COLOURS[number % len(_COLOURS)] for number, group in enumerate(groups)}
+    baseline = _baseline(groups)
+    content = {
+        "Results": sections.results(groups, baseline, colours),
+        "Figures": sections.comparison(groups),
+        "Classes": sections.classes(groups, colours),
+        "Settings": sections.settings(groups),
+        "Cost and speed": sections.cost(groups, baseline),
+        "Runs": sections.runs(groups, baseline),
+    }
+    anchors = {name: name.lower().replace(" ", "-") for name in content}
+    links = [element("li", element("a", name, href=f"#{anchor}")) for name, anchor in anchors.items()]
+    header = element(
+        "header",
+        element("h1", title),
+        paragraph(*_headline(groups, baseline), kind="headline"),
+        paragraph(_setting(groups), kind="setting"),
+        paragraph(intro) if intro else None,
+        element("nav", element("ul", *links), aria_label="Contents"),
+    )
+    body = element("main", *(section(anchors[name], name, *parts) for name, parts in content.items()))
+    footer = element("footer", paragraph(f"Written by malleable {version('malleable')} on {_today()}."))
+    write_whole(out, page(title, header, body, footer).encode())
+
+
+def _baseline(groups: Sequence[Group]) -> Group:
+    """What the others are compared with."""
+    measured = [group for group in groups if group.miou is not None] or groups
+    return next((group for group in measured if group.config.model.conv is None), measured[0])
+
+
+def _headline(groups: Sequence[Group], baseline: Group) -> list[object]:
+    """The one sentence that matters."""
+    ahead = {group.name: value for group in groups if (value := group.ahead(baseline)) is not None}
+    if baseline.miou is None:
+        return ["No run has a result yet."]
+    best = max(ahead, key=ahead.__getitem__)
+    score = element("strong", f"{baseline.miou.value + ahead[best]:.1f} mIoU")
+    reached: list[object] = [best, " reaches ", score]
+    if len(ahead) == 1:
+        return [*reached, "."]
+    if best == baseline.name:
+        return [*reached, "; no other run is above it."]
+    if round(ahead[best], 1) == 0:
+        return [*reached, f", level with {baseline.name}."]
+    return [*reached, ", ", element("strong", f"{ahead[best]:.1f} above"), f" {baseline.name}."]
+
+
+def _setting(groups: Sequence[Group]) -> str:
+    """What the headline's figures were measured on, and what to mind in reading them."""
+    settings = dict.fromkeys(group.setting for group in groups if group.setting is not None)
+    sentences = [f"Measured on {'; '.join(settings)}."] if settings else []
+    if len(settings) > 1:
+        sentences.append("Differences are given between figures that were measured alike.")
+    if len({(group.runs[0].budget, group.config.model.backbone) for group in groups}) > 1:
+        sentences.append("The runs were not trained alike: see Settings.")
+    if len(settings) == 1 < len(groups) and all(len(group.runs) == 1 for group in groups):
+        sentences.append("There is one run of each, so part of a difference may be chance.")
+    return " ".join(sentences)
+
+
+def _today() -> str:
+    today = date.today()
+    return f"{today.day} {today:%B %Y}"

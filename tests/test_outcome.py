@@ -1,0 +1,131 @@
+"""What is read from runs' folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from malleable.config import ModelConfig, build_network
+from malleable.outcome import Group, grouped, read_run
+from outcomes import write_outcome
+
+MALLEABLE = ModelConfig("resnet10t", pretrained=False)
+
+
+def test_results_go_before_the_last_validation(tmp_path: Path) -> None:
+    run = read_run(write_outcome(tmp_path / "x", miou=40.0, validated=30.0, scales=[0.5, 1.0], flip=True))
+    assert run.measured is not None
+    assert (run.measured.miou, run.measured.pixel_accuracy, run.measured.mean_accuracy) == (40, 60, 50)
+    assert run.measured.setting == "synthetic-rooms val, multi-scale 0.5, 1 + flip"
+    assert run.measured.source == "results.json"
+
+
+def test_without_results_the_last_validation_counts(tmp_path: Path) -> None:
+    folder = write_outcome(tmp_path / "x", validated=30.0)
+    rows = (folder / "metrics.jsonl").read_text()
+    early = json.dumps({"step": 1, "val/miou": 99.0, "val/iou/wall": 99.0})
+    (folder / "metrics.jsonl").write_text(f'{early}\n{rows}{{"step": 21, "val/mi')  # killed while writing
+    measured = read_run(folder).measured
+    assert measured is not None
+    assert (measured.miou, measured.iou["wall"], measured.step) == (30, 30, 20)
+    assert measured.setting == "synthetic-rooms val, single scale"
+    assert measured.source == "last validation"
+
+
+def test_speed_is_the_median(tmp_path: Path) -> None:
+    assert read_run(write_outcome(tmp_path / "x")).images_per_second == 7
+
+
+@pytest.mark.parametrize(("done", "finished"), [(19, False), (20, True)])
+def test_a_run_is_finished_after_its_last_step(tmp_path: Path, done: int, finished: bool) -> None:
+    run = read_run(write_outcome(tmp_path / "x", done=done))
+    assert (run.step, run.finished) == (done, finished)
+
+
+def test_the_command_is_the_first_line_of_its_settings(tmp_path: Path) -> None:
+    folder = write_outcome(tmp_path / "x")
+    assert read_run(folder).command == f"malleable train --config {folder}/config.yaml --resume auto"
+
+
+def test_cost_counts_the_parameters_of_the_network(tmp_path: Path) -> None:
+    run = read_run(write_outcome(tmp_path / "x", MALLEABLE))
+    net = build_network(MALLEABLE, 11)
+    assert run.cost is not None
+    assert run.cost.parameters == sum(parameter.numel() for parameter in net.parameters())
+
+
+def test_a_run_whose_data_is_elsewhere_can_be_read(tmp_path: Path) -> None:
+    run = read_run(write_outcome(tmp_path / "x", validated=30.0, root="/nowhere/nyudv2"))
+    assert run.measured is not None
+    assert run.measured.setting == "nyudv2 val, single scale"
+    assert isinstance(run.dataset, str)
+    assert "/nowhere/nyudv2" in run.dataset
+    assert run.cost is None
+
+
+def test_recovered_depth_is_said(tmp_path: Path) -> None:
+    run = read_run(write_outcome(tmp_path / "x", miou=30.0, dataset="nyudv2-half", split="test"))
+    assert run.measured is not None
+    assert run.measured.setting == "nyudv2-half test (half-size, 8-bit-recovered depth), single scale"
+
+
+def test_seeds_are_averaged(tmp_path: Path) -> None:
+    runs = [read_run(write_outcome(tmp_path / str(s), miou=m, seed=s)) for s, m in enumerate((40.0, 41.0, 45.0))]
+    (group,) = grouped(runs)
+    assert group.name == "RGB baseline"
+    assert group.miou is not None
+    assert group.miou == pytest.approx((42.0, 7**0.5, 3))
+    wall = group.mean(lambda measured: measured.iou["wall"])
+    assert wall is not None
+    assert wall.value == 42
+
+
+def test_a_single_run_has_no_deviation(tmp_path: Path) -> None:
+    (group,) = grouped([read_run(write_outcome(tmp_path / "x", miou=40.0))])
+    assert group.miou == (40.0, None, 1)
+
+
+def test_what_was_measured_otherwise_is_not_averaged(tmp_path: Path) -> None:
+    write_outcome(tmp_path / "a", miou=10.0, seed=0, done=5)
+    write_outcome(tmp_path / "b", miou=40.0, seed=1)
+    write_outcome(tmp_path / "c", miou=50.0, seed=2)
+    write_outcome(tmp_path / "d", miou=90.0, seed=3, flip=True)
+    (group,) = grouped(read_run(tmp_path / name) for name in "abcd")
+    assert group.miou is not None
+    assert (group.miou.value, group.miou.n) == (45, 2)
+
+
+def test_groups_have_names_of_their_own(tmp_path: Path) -> None:
+    folders = [
+        write_outcome(tmp_path / "short", MALLEABLE, steps=10),
+        write_outcome(tmp_path / "long", MALLEABLE, steps=20),
+        write_outcome(tmp_path / "flat", ModelConfig("resnet10t", conv="depth_aware", kernels=1, pretrained=False)),
+        write_outcome(tmp_path / "hard", ModelConfig("resnet10t", conv="conv25d", kernels=5, pretrained=False)),
+    ]
+    names = [group.name for group in grouped(map(read_run, folders))]
+    assert names == [f"malleable K=3 ({folders[0]})", f"malleable K=3 ({folders[1]})", "depth-aware", "2.5D K=5"]
+
+
+def test_only_what_was_measured_alike_is_compared(tmp_path: Path) -> None:
+    plain, same, other, none = (
+        Group(name, (read_run(write_outcome(tmp_path / name, miou=miou, **setting)),))  # type: ignore[arg-type]
+        for name, miou, setting in [("a", 40.0, {}), ("b", 43.5, {}), ("c", 50.0, {"split": "test"}), ("d", None, {})]
+    )
+    assert same.ahead(plain) == 3.5
+    assert other.ahead(plain) is None
+    assert none.ahead(plain) is None
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"holds no run \(config.yaml is missing\)"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("text", ['{"miou": "high"}', "{}", '{"miou": 1, "pixel_accuracy": 1, "mean_accuracy": 1}'])
+def test_foreign_results_are_named(tmp_path: Path, text: str) -> None:
+    folder = write_outcome(tmp_path / "x")
+    (folder / "results.json").write_text(text)
+    with pytest.raises(ValueError, match=r"results.json is not what malleable evaluate writes"):
+        read_run(folder)

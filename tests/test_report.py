@@ -1,0 +1,163 @@
+"""The report of runs: what it says, and that it stands alone."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from malleable import cli
+from malleable.config import ModelConfig
+from malleable.report import write_report
+from markup import Markup
+from outcomes import write_outcome
+from toys import write_run
+
+MALLEABLE = ModelConfig("resnet10t", pretrained=False)
+EVIL = "<script>alert(1)</script>"
+
+
+def report(tmp_path: Path, groups: dict[str, list[Path]], **options: str) -> Markup:
+    out = tmp_path / "report.html"
+    write_report(groups, out, options.pop("title", "Title"), **options)
+    return Markup(out.read_text())
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Markup:
+    folder = tmp_path_factory.mktemp("two")
+    groups = {
+        "RGB": [write_outcome(folder / "rgb", validated=37.8)],
+        "ours": [write_outcome(folder / "ours", MALLEABLE, miou=41.2, done=15)],
+    }
+    return report(folder, groups, intro="Said before.")
+
+
+def test_the_first_sentence_is_the_one_that_matters(two: Markup) -> None:
+    assert two.text.startswith("Title Title ours reaches 41.2 mIoU , 3.4 above RGB.")
+    assert "Said before." in two.text
+
+
+@pytest.mark.parametrize("text", [
+    "+3.40",                                  # difference
+    "41.20", "61.20", "51.20",                # mIoU, pixel and mean accuracy
+    "synthetic-rooms val, single scale",
+    "results.json, step 15",
+    "last validation, step 20",
+    "unfinished, step 15 of 20",
+    "20 steps × 4 images of 64×96",
+    "resnet10t",
+    "model.conv null malleable",              # the one setting that differs
+    "--resume auto",
+])  # fmt: skip
+def test_the_page_says(two: Markup, text: str) -> None:
+    assert text in two.text
+
+
+def test_settings_that_agree_are_not_in_the_table_of_differences(two: Markup) -> None:
+    assert two.text.count("train.steps") == 0
+    assert two.text.count("model.conv") == 1
+
+
+def test_the_page_is_sound_and_stands_alone(two: Markup) -> None:
+    assert not two.faults
+    assert {tag for tag, _ in two.tags}.isdisjoint({"script", "link", "iframe", "object", "base"})
+    targets = [attributes[key] for _, attributes in two.tags for key in ("src", "href", "srcset") if key in attributes]
+    assert targets
+    assert all(str(target).startswith(("data:image/", "#")) for target in targets)
+    ids = [attributes["id"] for _, attributes in two.tags if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+    assert {f"#{anchor}" for anchor in ids} >= {link["href"] for link in two.all("a")}
+
+
+def test_the_page_can_be_read_aloud(two: Markup) -> None:
+    assert two.all("html") == [{"lang": "en"}]
+    assert two.all("img")
+    assert all(image["alt"] for image in two.all("img"))
+    headings = [int(tag[1]) for tag, _ in two.tags if tag in ("h1", "h2", "h3", "h4")]
+    assert headings[0] == 1
+    assert headings.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(headings))
+    assert all(cell.get("scope") in ("row", "col") for cell in two.all("th"))
+
+
+def test_names_of_runs_and_classes_are_text(tmp_path: Path) -> None:
+    run = write_outcome(tmp_path / "x", miou=40.0, classes=[EVIL], dataset=EVIL)
+    markup = report(tmp_path, {EVIL: [run]}, title=EVIL, intro=EVIL)
+    assert not markup.faults
+    assert not markup.all("script")
+    assert markup.text.count(EVIL) >= 5
+
+
+@pytest.mark.parametrize(("rgb", "ours", "sentence"), [
+    (40.0, 40.04, "ours reaches 40.0 mIoU , level with RGB."),
+    (40.0, 39.0, "RGB reaches 40.0 mIoU ; no other run is above it."),
+    (40.0, None, "RGB reaches 40.0 mIoU ."),
+    (None, 40.0, "ours reaches 40.0 mIoU ."),
+    (None, None, "No run has a result yet."),
+])  # fmt: skip
+def test_headlines(tmp_path: Path, rgb: float | None, ours: float | None, sentence: str) -> None:
+    groups = {
+        "ours": [write_outcome(tmp_path / "ours", MALLEABLE, miou=ours)],
+        "RGB": [write_outcome(tmp_path / "rgb", miou=rgb)],
+    }
+    assert report(tmp_path, groups).text.startswith(f"Title Title {sentence}")
+
+
+def test_seeds_are_shown_with_their_deviation(tmp_path: Path) -> None:
+    seeds = [write_outcome(tmp_path / str(s), miou=40.0 + s, seed=s) for s in range(3)]
+    text = report(tmp_path, {"RGB": seeds}).text
+    assert "41.00 ± 1.00 n = 3" in text
+    assert "RGB, seed 2" in text
+
+
+def test_the_paper_s_row_is_labelled_by_its_data_and_budget(tmp_path: Path) -> None:
+    run = write_outcome(tmp_path / "x", MALLEABLE, miou=30.0, root="/nowhere/nyudv2-half", dataset="nyudv2-half")
+    text = report(tmp_path, {"ours": [run]}).text
+    assert "48.80" in text
+    assert "Tables 2 and 4 to 7: NYUDv2 full size, ResNet-50, 40k iterations, single scale" in text
+    assert "half-size, 8-bit-recovered depth" in text
+
+
+def test_without_a_row_of_the_paper_there_is_no_column(two: Markup) -> None:
+    assert "paper" not in two.text
+
+
+def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
+    run = write_outcome(tmp_path / "x", miou=30.0, root="/nowhere/set")
+    assert (
+        "Figures that need the data are left out: /nowhere/set is neither a folder"
+        in report(tmp_path, {"x": [run]}).text
+    )
+    with patch("malleable.report_sections.run_figures", side_effect=RuntimeError("no ink")):
+        markup = report(tmp_path, {"x": [run]})
+    assert "The figures could not be drawn: no ink." in markup.text
+    assert "30.00" in markup.text
+
+
+def test_a_run_with_a_checkpoint_is_drawn(tmp_path: Path) -> None:
+    folder = write_outcome(tmp_path / "x", ModelConfig("resnet10t", kernels=1, stages=(3,), pretrained=False))
+    write_run(folder)
+    images = report(tmp_path, {"x": [folder]}).all("img")
+    assert any(str(image["src"]).startswith("data:image/png") for image in images)
+    assert any(str(image["src"]).startswith("data:image/svg+xml") for image in images)
+
+
+def test_the_command_writes_a_file_and_leaves_others_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, out = write_outcome(tmp_path / "x", miou=40.0), tmp_path / "r.html"
+    command = ["report", str(run), str(write_outcome(tmp_path / "y", MALLEABLE)), "--out", str(out)]
+    out.write_text("mine")
+    assert cli.main(command) == 1
+    assert "r.html exists and is left as it is" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    assert cli.main([*command, "--overwrite", "--title", "Ours"]) == 0
+    assert "shows 2 runs" in capsys.readouterr().out
+    assert Markup(out.read_text()).text.startswith("Ours Ours RGB baseline reaches 40.0 mIoU .")
+
+
+def test_a_folder_without_a_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 1
+    assert "holds no run" in capsys.readouterr().err
+    assert not (tmp_path / "r.html").exists()
