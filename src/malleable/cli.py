@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("malleable.bench:bench", "measure what the layers cost on this machine"),
     "cost": ("malleable.cost:command", "parameters and multiply-adds, beside the paper's Table 1"),
     "train": ("malleable.train:train", "train a network, or go on with a run"),
+    "study": ("malleable.study:study", "train all rows of a comparison with several seeds, and tabulate them"),
     "check": ("malleable.data.check:check", "look through a data set and name what is wrong in it"),
     "evaluate": ("malleable.evaluate:evaluate", "mIoU and accuracies of a trained network on a data set"),
     "predict": ("malleable.predict:predict", "label images with a trained network"),

@@ -32,8 +32,7 @@ def resolve(arguments: Sequence[str], types: Mapping[str, Any]) -> list[str]:
             if not equals and not left:
                 raise UsageError("--config needs a YAML file")
             settings = read_settings(Path(value if equals else left.pop(0)))
-            for key in _keys(settings):
-                _require_known(key, known)
+            require_known(settings, types)
             result.append(f"--config={json.dumps(settings)}")
             continue
         if name.startswith("--") and name not in ("--help", "--print_config"):
@@ -45,6 +44,22 @@ def resolve(arguments: Sequence[str], types: Mapping[str, Any]) -> list[str]:
 def read_settings(path: Path) -> dict[str, Any]:
     """The settings of a YAML file over those of its ``base``. Nothing in the files is executed."""
     return _read(path, ())
+
+
+def require_known(settings: Mapping[str, Any], types: Mapping[str, Any]) -> None:
+    """Raise if ``settings`` name anything that is not among ``types``, with the nearest name."""
+    known = list(_names(types))
+    for key in _keys(settings):
+        _require_known(key, known)
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of ``over`` on top of ``base``, section by section."""
+    result = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        result[key] = merged(base[key], value) if both else value
+    return result
 
 
 def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
@@ -65,15 +80,7 @@ def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
         return settings
     if not isinstance(base, str):
         raise UsageError(f"--config: {BASE!r} in {path} must name one file, got {base!r}")
-    return _merge(_read(path.parent / base, (*above, path.resolve())), settings)
-
-
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(base.get(key), dict)
-        merged[key] = _merge(base[key], value) if both else value
-    return merged
+    return merged(_read(path.parent / base, (*above, path.resolve())), settings)
 
 
 def _names(types: Mapping[str, Any]) -> Iterator[str]:

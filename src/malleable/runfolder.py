@@ -45,18 +45,31 @@ def find_start(folder: Path, config: Config, resume: bool) -> Path | None:
 
 def compare(before: Config, now: Config, folder: Path) -> None:
     """Refuse another network or other data under a run's weights; warn of another recipe."""
-    old, new = before.to_dict(), now.to_dict()
-    changed = [
-        f"{section}.{key} was {old[section][key]!r} and is {new[section][key]!r}"
-        for section in old
-        for key in old[section]
-        if old[section][key] != new[section][key] and f"{section}.{key}" not in _HARMLESS
-    ]
+    changed = differences(before, now)
     foreign = [text for text in changed if not text.startswith("train.")]
     if foreign:
         raise ValueError(f"{folder} was started with other settings: {'; '.join(foreign)}. Use another out")
     if changed:
         warnings.warn(f"going on with another recipe: {'; '.join(changed)}", stacklevel=2)
+
+
+def differences(before: Config, now: Config) -> list[str]:
+    """The settings that change what a run learns, where they differ: "train.lr was 0.01 and is 0.02"."""
+    old, new = before.to_dict(), now.to_dict()
+    return [
+        f"{section}.{key} was {old[section][key]!r} and is {new[section][key]!r}"
+        for section in old
+        for key in old[section]
+        if old[section][key] != new[section][key] and f"{section}.{key}" not in _HARMLESS
+    ]
+
+
+def read_config(folder: Path) -> Config:
+    """The settings that the run in ``folder`` was started with."""
+    from malleable.options import read_settings
+
+    settings = read_settings(folder / SETTINGS)
+    return Config.from_dict({section: settings.get(section) for section in ("model", "data", "train")})
 
 
 def write_settings(folder: Path, config: Config) -> None:

@@ -1,0 +1,179 @@
+"""The figures of a study: what each run reached, and what a row's runs reached together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+from malleable.config import Config
+from malleable.data.images import read_json
+from malleable.journal import METRICS, SCORE, read_metrics
+from malleable.paper import paper_row
+from malleable.plan import Plan, Run
+from malleable.runfolder import differences
+
+FIGURES = {"miou": "mIoU", "pixel_accuracy": "pixel accuracy", "mean_accuracy": "mean accuracy"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one finished run reached, in percent, at its last step.
+
+    ``curve`` has the mIoU of all validations by step, ``receptive_field`` the learned parameters by layer and name.
+    """
+
+    config: Config
+    figures: dict[str, float]
+    iou: dict[str, float]
+    curve: dict[int, float]
+    receptive_field: dict[str, float]
+    images_per_second: float
+
+    @classmethod
+    def of_run(cls, folder: Path, config: Config) -> Result | None:
+        """Read a run's metrics.jsonl; None if it has not been validated after its last step."""
+        rows = read_metrics(folder / METRICS)
+        last: dict[str, Any] = {}
+        for row in rows:
+            if row["step"] == config.train.steps:
+                last |= row
+        if SCORE not in last:
+            return None
+        return cls(
+            config,
+            {name: last[f"val/{name}"] for name in FIGURES},
+            _under("val/iou/", last),
+            {row["step"]: row[SCORE] for row in rows if SCORE in row},
+            _under("receptive_field/", last),
+            median(row["images_per_second"] for row in rows if "images_per_second" in row),
+        )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Result:
+        """What :meth:`to_dict` gave."""
+        return cls(
+            Config.from_dict(values["settings"]),
+            {name: values[name] for name in FIGURES},
+            values["iou"],
+            {int(step): value for step, value in values["curve"].items()},
+            values["receptive_field"],
+            values["images_per_second"],
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **self.figures,
+            "iou": self.iou,
+            "curve": self.curve,
+            "receptive_field": self.receptive_field,
+            "images_per_second": self.images_per_second,
+            "settings": self.config.to_dict(),
+        }
+
+
+class Tally:
+    """The results of a study's finished runs.
+
+    Spreads are sample standard deviations over seeds. The gain of a row is over the first row, seed by seed: runs with
+    the same seed saw the same images in the same order.
+    """
+
+    def __init__(self, plan: Plan, results: Mapping[Run, Result]) -> None:
+        self.plan, self.results = plan, dict(results)
+
+    def of_row(self, row: str) -> dict[int, Result]:
+        """By seed."""
+        return {run.seed: result for run, result in self.results.items() if run.row == row}
+
+    def gains(self, row: str) -> list[float]:
+        """mIoU of ``row`` above the first row, of the seeds that both have."""
+        first, own = self.of_row(self.plan.rows[0]), self.of_row(row)
+        return [own[seed].figures["miou"] - first[seed].figures["miou"] for seed in own if seed in first]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What results.json holds."""
+        return {
+            "title": self.plan.title,
+            "rows": [
+                {
+                    "name": row,
+                    **{name: _summary([run.figures[name] for run in own.values()]) for name in FIGURES},
+                    "gain": _summary(self.gains(row)),
+                    "runs": {seed: run.to_dict() for seed, run in own.items()},
+                }
+                for row in self.plan.rows
+                if (own := self.of_row(row))
+            ],
+        }
+
+    def cells(self) -> list[list[str]]:
+        """The table: a heading, then a line for each row that has a result; the paper's column if it has any of them."""
+        first, done = self.plan.rows[0], [row for row in self.plan.rows if self.of_row(row)]
+        lines = [["", "seeds", *FIGURES.values(), f"mIoU above {first}"]]
+        for row in done:
+            figures = [_shown([run.figures[name] for run in self.of_row(row).values()]) for name in FIGURES]
+            gain = "" if row == first else _shown(self.gains(row), "+")
+            lines.append([row, str(len(self.of_row(row))), *figures, gain])
+        papers = [paper_row(next(iter(self.of_row(row).values())).config) for row in done]
+        if any(papers):
+            column = ["" if paper is None else f"{paper.miou:.2f} ({paper.label})" for paper in papers]
+            lines = [[*line, cell] for line, cell in zip(lines, ["paper's mIoU", *column], strict=True)]
+        return lines
+
+    def to_markdown(self) -> str:
+        heading, *lines = [f"| {' | '.join(cells)} |" for cells in self.cells()]
+        rule = "|---|" + "---:|" * (len(self.cells()[0]) - 1)
+        return "\n".join([heading, rule, *lines]) + "\n"
+
+    def print(self) -> None:
+        """A table on standard output."""
+        from rich.console import Console
+        from rich.table import Table
+
+        heading, *lines = self.cells()
+        table = Table(title=self.plan.title, caption="percent; mean ± standard deviation over seeds")
+        for cell in heading:
+            table.add_column(cell, justify="right" if cell else "left")
+        for line in lines:
+            table.add_row(*line)
+        Console().print(table)
+
+
+def read_results(path: Path, plan: Plan) -> dict[Run, Result]:
+    """The results of ``plan``'s runs in a results.json; refuses those of other settings."""
+    if not path.is_file():
+        return {}
+    rows = {row["name"]: row["runs"] for row in read_json(path)["rows"]}
+    found = {}
+    for run in plan.runs:
+        values = rows.get(run.row, {}).get(str(run.seed))
+        if values is None:
+            continue
+        found[run] = Result.from_dict(values)
+        changed = differences(found[run].config, run.config)
+        if changed:
+            raise ValueError(
+                f"{path} has a result of {run} with other settings: {'; '.join(changed)}. Use another record folder, "
+                "or move the old results away"
+            )
+    return found
+
+
+def _under(prefix: str, values: Mapping[str, Any]) -> dict[str, float]:
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+
+
+def _summary(values: list[float]) -> dict[str, float] | None:
+    """Mean and spread, None where there are too few values."""
+    if not values:
+        return None
+    return {"mean": mean(values), "n": len(values), **({"spread": stdev(values)} if len(values) > 1 else {})}
+
+
+def _shown(values: list[float], sign: str = "") -> str:
+    if not values:
+        return "–"
+    return f"{mean(values):{sign}.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")

@@ -1,0 +1,94 @@
+"""What a study's file turns into."""
+
+from pathlib import Path
+
+import pytest
+
+from malleable.options import UsageError
+from malleable.plan import read_plan, share, slug
+
+FILE = """
+title: Two methods
+out: runs/two
+seeds: [3, 4]
+settings:
+  model: {backbone: resnet18, pretrained: false}
+  train: {steps: 10, lr: 1e-3}
+rows:
+  extra: {model: {kernels: 5}, seeds: [7]}
+  RGB: {model: {conv: null}}
+  "malleable K=3": {train: {lr: 0.5}}
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "study.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_every_row_meets_every_seed_and_rows_with_fewer_seeds_come_last(tmp_path: Path) -> None:
+    plan = read_plan(write(tmp_path, FILE))
+    assert plan.rows == ("extra", "RGB", "malleable K=3")
+    assert [(run.row, run.seed, run.config.train.seed) for run in plan.runs] == [
+        ("RGB", 3, 3), ("malleable K=3", 3, 3), ("RGB", 4, 4), ("malleable K=3", 4, 4), ("extra", 7, 7)
+    ]  # fmt: skip
+
+
+def test_a_row_changes_only_what_it_names(tmp_path: Path) -> None:
+    rgb, malleable = read_plan(write(tmp_path, FILE)).runs[:2]
+    assert (rgb.config.model.conv, rgb.config.train.lr, rgb.config.model.backbone) == (None, 1e-3, "resnet18")
+    assert (malleable.config.model.conv, malleable.config.train.lr, malleable.config.train.steps) == (
+        "malleable",
+        0.5,
+        10,
+    )
+
+
+def test_steps_overrule_the_file(tmp_path: Path) -> None:
+    assert {run.config.train.steps for run in read_plan(write(tmp_path, FILE), steps=77).runs} == {77}
+
+
+def test_a_file_may_build_on_another(tmp_path: Path) -> None:
+    write(tmp_path, FILE)
+    (tmp_path / "more.yaml").write_text("base: study.yaml\nseeds: [0]\nsettings: {train: {batch_size: 2}}\n")
+    run = read_plan(tmp_path / "more.yaml").runs[1]
+    assert (run.seed, run.config.train.batch_size, run.config.train.lr) == (0, 2, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("lr: 1e-3", "lrr: 1e-3"), "did you mean 'train.lr'"),
+        (("steps: 10", "steps: ten"), "train.steps"),
+        (("lr: 0.5", "lr: -1"), "train.lr must be positive"),
+        (("title: Two methods", "titel: Two methods"), "titel"),
+        (("  RGB:", "  EXTRA:"), "names that differ"),
+        (("seeds: [3, 4]", "seeds: three"), "seeds"),
+    ],
+)
+def test_errors_name_what_is_wrong(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_plan(write(tmp_path, FILE.replace(*change)))
+
+
+def test_a_study_without_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no run"):
+        read_plan(write(tmp_path, "title: t\nout: o\nsettings: {}\nrows: {}\n"))
+
+
+def test_shares_are_disjoint_and_complete(tmp_path: Path) -> None:
+    runs = read_plan(write(tmp_path, FILE)).runs
+    parts = [share(runs, f"{i}/3") for i in (1, 2, 3)]
+    assert sorted(map(str, runs)) == sorted(str(run) for part in parts for run in part)
+    assert {len(part) for part in parts} == {1, 2}
+
+
+@pytest.mark.parametrize("only", ["0/3", "4/3", "2", "a/b", "1/0"])
+def test_a_wrong_share_is_refused(tmp_path: Path, only: str) -> None:
+    with pytest.raises(UsageError, match=f"got '{only}'"):
+        share(read_plan(write(tmp_path, FILE)).runs, only)
+
+
+def test_slugs_are_file_names() -> None:
+    assert slug("2.5D, K=3 / a") == "2-5d-k-3-a"

@@ -1,0 +1,145 @@
+"""A study from file to table. A stand-in for training writes what a run leaves, so that only the study is tested."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import malleable.study
+from malleable import cli
+from runs import make_data
+
+STAND_IN = """
+import json, pathlib, sys, yaml
+config = pathlib.Path(sys.argv[sys.argv.index("--config") + 1])
+settings = yaml.safe_load(config.read_text())
+train, kernels = settings["train"], settings["model"]["kernels"]
+with open({log!r}, "a") as file:
+    print(kernels, train["seed"], file=file)
+if kernels == {bad}:
+    sys.exit({code})
+row = {{"step": train["steps"], "images_per_second": 1.0, "val/miou": 10.0 * kernels + train["seed"]}}
+row |= {{"val/pixel_accuracy": 50.0, "val/mean_accuracy": 40.0, "val/iou/wall": 30.0}}
+(config.parent / "metrics.jsonl").write_text(json.dumps(row) + "\\n")
+"""
+
+
+class Study:
+    """A study of rows K=1 and K=2 with seeds 0 and 1 in ``folder``, whose runs the stand-in makes."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.out, self.log = folder, folder / "out", folder / "started"
+        self.data = make_data(folder / "tiny")
+        self.file = folder / "study.yaml"
+        self.write("")
+        self.pages: list[dict[str, list[Path]]] = []
+        monkeypatch.setattr(malleable.study, "write_report", lambda groups, *_: self.pages.append(groups))
+
+    def write(self, train: str) -> None:
+        settings = f"{{model: {{pretrained: false}}, data: {{root: {self.data}}}, train: {{steps: 4, {train}}}}}"
+        rows = "{K=1: {model: {kernels: 1}}, K=2: {model: {kernels: 2}}}"
+        self.file.write_text(f"title: Kernels\nout: {self.out}\nseeds: [0, 1]\nsettings: {settings}\nrows: {rows}\n")
+
+    def run(self, *arguments: str, bad: int = 0, code: int = 0) -> int:
+        stand_in = self.folder / "stand_in.py"
+        stand_in.write_text(STAND_IN.format(log=str(self.log), bad=bad, code=code))
+        return cli.main(["study", str(self.file), "--launcher", f"{sys.executable} {stand_in}", *arguments])
+
+    def started(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+    def means(self, folder: Path | None = None) -> dict[str, float]:
+        rows = json.loads(((folder or self.out) / "results.json").read_text())["rows"]
+        return {row["name"]: row["miou"]["mean"] for row in rows}
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+    return Study(tmp_path, monkeypatch)
+
+
+def test_all_runs_are_made_seed_by_seed_and_reported(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    assert study.run() == 0
+    assert study.started() == ["1 0", "2 0", "1 1", "2 1"]
+    assert study.means() == {"K=1": 10.5, "K=2": 20.5}
+    assert "| K=2 | 2 | 20.50 ± 0.71 |" in (study.out / "table.md").read_text()
+    assert study.pages == [{"K=1": [study.out / "k-1/seed0", study.out / "k-1/seed1"],
+                            "K=2": [study.out / "k-2/seed0", study.out / "k-2/seed1"]}]  # fmt: skip
+    assert f"open {(study.out / 'report.html').as_uri()} in a browser" in capsys.readouterr().out
+
+
+def test_what_is_done_is_not_done_again(study: Study) -> None:
+    study.run()
+    (study.out / "k-1/seed1/metrics.jsonl").write_text("")
+    results = json.loads((study.out / "results.json").read_text())
+    del results["rows"][0]["runs"]["1"]
+    (study.out / "results.json").write_text(json.dumps(results))
+    assert study.run() == 0
+    assert study.started()[4:] == ["1 1"]
+
+
+def test_kept_results_stand_for_runs_whose_folders_are_gone(study: Study) -> None:
+    kept = study.folder / "kept"
+    study.run("--record", str(kept))
+    assert sorted(path.name for path in (kept / "logs").iterdir()) == [
+        f"k-{k}-seed{s}.jsonl" for k in (1, 2) for s in (0, 1)
+    ]
+    study.out.rename(study.folder / "elsewhere")
+    assert study.run("--record", str(kept)) == 0
+    assert len(study.started()) == 4
+    assert study.means(kept) == {"K=1": 10.5, "K=2": 20.5}
+
+
+def test_parts_make_the_whole(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    assert study.run("--only", "1/2") == 0
+    assert study.started() == ["1 0", "1 1"]
+    assert "2 of 4 runs have no result yet: K=2, seed 0; K=2, seed 1" in capsys.readouterr().err
+    assert not study.pages
+    assert study.run("--only", "2/2") == 0
+    assert (study.started()[2:], len(study.pages)) == (["2 0", "2 1"], 1)
+
+
+def test_a_run_that_fails_does_not_keep_the_others_back(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    assert study.run(bad=1, code=3) == 1
+    assert study.started() == ["1 0", "2 0", "1 1", "2 1"]
+    assert study.means() == {"K=2": 20.5}
+    assert "K=1, seed 0 failed with exit code 3" in capsys.readouterr().err
+
+
+def test_a_stopped_run_stops_the_study(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    assert study.run(bad=1, code=130) == 130
+    assert study.started() == ["1 0"]
+    assert "the same command goes on" in capsys.readouterr().err
+
+
+def test_other_settings_than_those_of_the_results_are_refused(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    study.run()
+    study.write("lr: 0.5")
+    assert study.run() == 1
+    assert "K=1, seed 0 with other settings: train.lr was 0.01 and is 0.5" in capsys.readouterr().err
+    (study.out / "results.json").unlink()
+    assert study.run() == 1
+    assert "seed0 was started with other settings: train.lr was 0.01 and is 0.5" in capsys.readouterr().err
+
+
+def test_steps_reach_the_runs(study: Study) -> None:
+    assert study.run("--steps", "9") == 0
+    assert json.loads((study.out / "k-1/seed0/metrics.jsonl").read_text())["step"] == 9
+
+
+def test_it_trains_for_real_and_writes_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = make_data(tmp_path / "tiny")
+    model = "{backbone: resnet10t, pretrained: false, stages: [3]}"
+    recipe = "{steps: 2, batch_size: 2, log_every: 1}"
+    settings = f"{{model: {model}, data: {{root: {data}, crop: [32, 32], workers: 0}}, train: {recipe}}}"
+    (tmp_path / "study.yaml").write_text(
+        f"title: Tiny\nout: {tmp_path / 'out'}\nseeds: [0]\nsettings: {settings}\nrows: {{malleable: {{}}}}\n"
+    )
+    page = tmp_path / "page.html"
+    assert cli.main(["study", str(tmp_path / "study.yaml"), "--report", str(page)]) == 0
+    assert "malleable" in page.read_text()
+    (row,) = json.loads((tmp_path / "out/results.json").read_text())["rows"]
+    assert 0 <= row["miou"]["mean"] <= 100
+    assert "layer2.0.conv1/temperature" in row["runs"]["0"]["receptive_field"]
+    assert str(page) in capsys.readouterr().out

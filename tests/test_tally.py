@@ -1,0 +1,100 @@
+"""Means, spreads and gains of a study, against numbers worked out by hand."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from malleable.config import Config, DataConfig, ModelConfig, TrainConfig
+from malleable.plan import Plan, Run
+from malleable.tally import Result, Tally, read_results
+
+MODELS = {"RGB": ModelConfig(conv=None), "ours": ModelConfig(conv="malleable")}
+MIOU = {("RGB", 0): 40.0, ("RGB", 1): 42.0, ("ours", 0): 43.0, ("ours", 1): 49.0}
+
+
+def run_of(row: str, seed: int) -> Run:
+    config = Config(MODELS[row], DataConfig("data/nyudv2"), TrainConfig(steps=20, seed=seed))
+    return Run(row, seed, config)
+
+
+def plan() -> Plan:
+    return Plan("A title", "", "out", None, ("RGB", "ours"), tuple(run_of(*key) for key in MIOU))
+
+
+def result(run: Run, miou: float) -> Result:
+    figures = {"miou": miou, "pixel_accuracy": miou + 30, "mean_accuracy": miou + 10}
+    return Result(run.config, figures, {"wall": 50.0}, {20: miou}, {"layer1/temperature": 0.5}, 3.0)
+
+
+def tally() -> Tally:
+    return Tally(plan(), {run: result(run, MIOU[run.row, run.seed]) for run in plan().runs})
+
+
+def test_means_and_sample_deviations_over_seeds() -> None:
+    rgb, ours = tally().to_dict()["rows"]
+    assert rgb["miou"] == {"mean": 41.0, "n": 2, "spread": pytest.approx(2**0.5)}
+    assert ours["pixel_accuracy"] == {"mean": 76.0, "n": 2, "spread": pytest.approx(18**0.5)}
+
+
+def test_gains_are_taken_seed_by_seed() -> None:
+    assert tally().gains("ours") == [3.0, 7.0]
+    assert tally().to_dict()["rows"][1]["gain"] == {"mean": 5.0, "n": 2, "spread": pytest.approx(8**0.5)}
+
+
+def test_a_seed_that_one_row_lacks_does_not_count_for_the_gain() -> None:
+    partial = Tally(
+        plan(), {run: result(run, MIOU[run.row, run.seed]) for run in plan().runs if str(run) != "RGB, seed 0"}
+    )
+    assert partial.gains("ours") == [7.0]
+
+
+def test_one_seed_has_no_spread() -> None:
+    first = plan().runs[0]
+    assert Tally(plan(), {first: result(first, 40.0)}).cells()[1][:3] == ["RGB", "1", "40.00"]
+
+
+def test_the_markdown_table_has_the_paper_beside_ours() -> None:
+    lines = tally().to_markdown().splitlines()
+    assert lines[0].startswith("|  | seeds | mIoU | pixel accuracy | mean accuracy | mIoU above RGB | paper's mIoU |")
+    assert lines[3].startswith("| ours | 2 | 46.00 ± 4.24 | 76.00 ± 4.24 | 56.00 ± 4.24 | +5.00 ± 2.83 | 48.80")
+
+
+def test_data_that_the_paper_has_not_gets_no_column() -> None:
+    run = replace(plan().runs[0], config=Config(MODELS["RGB"], DataConfig("rooms")))
+    assert Tally(plan(), {run: result(run, 40.0)}).cells()[0][-1] == "mIoU above RGB"
+
+
+def test_results_come_back_from_the_file(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(json.dumps(tally().to_dict()))
+    assert read_results(tmp_path / "results.json", plan()) == tally().results
+
+
+def test_results_of_other_settings_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(json.dumps(tally().to_dict()))
+    changed = [replace(run, config=replace(run.config, train=replace(run.config.train, lr=0.5))) for run in plan().runs]
+    with pytest.raises(ValueError, match=r"RGB, seed 0 with other settings: train\.lr was 0\.01 and is 0\.5"):
+        read_results(tmp_path / "results.json", replace(plan(), runs=tuple(changed)))
+
+
+def test_a_run_counts_when_it_was_validated_after_its_last_step(tmp_path: Path) -> None:
+    rows = [
+        {"step": 10, "loss": 2.0, "images_per_second": 2.0},
+        {"step": 10, "val/miou": 30.0, "val/pixel_accuracy": 50.0, "val/mean_accuracy": 40.0},
+        {"step": 20, "loss": 1.0, "images_per_second": 4.0, "receptive_field/layer1/temperature": 0.7},
+        {"step": 20, "val/miou": 35.0, "val/pixel_accuracy": 55.0, "val/mean_accuracy": 45.0, "val/iou/wall": 60.0},
+    ]
+    path, config = tmp_path / "metrics.jsonl", plan().runs[0].config
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows[:-1]))
+    assert Result.of_run(tmp_path, config) is None
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = Result.of_run(tmp_path, config)
+    assert found is not None
+    assert found.figures == {"miou": 35.0, "pixel_accuracy": 55.0, "mean_accuracy": 45.0}
+    assert (found.iou, found.curve, found.receptive_field) == (
+        {"wall": 60.0},
+        {10: 30.0, 20: 35.0},
+        {"layer1/temperature": 0.7},
+    )
+    assert found.images_per_second == 3.0
