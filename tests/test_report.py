@@ -13,7 +13,7 @@ from malleable import cli
 from malleable.config import ModelConfig
 from malleable.report import write_report
 from markup import Markup
-from outcomes import write_outcome
+from outcomes import CLASSES, write_outcome
 from toys import write_run
 
 MALLEABLE = ModelConfig("resnet10t", pretrained=False)
@@ -47,6 +47,7 @@ def test_the_first_sentence_is_the_one_that_matters(two: Markup) -> None:
     "synthetic-rooms val, single scale",
     "results.json, step 15",
     "last validation, step 20",
+    "Not finished yet: ours.",
     "unfinished, step 15 of 20",
     "20 steps × 4 images of 64×96",
     "resnet10t",
@@ -112,6 +113,13 @@ def test_seeds_are_shown_with_their_deviation(tmp_path: Path) -> None:
     text = report(tmp_path, {"RGB": seeds}).text
     assert "41.00 ± 1.00 n = 3" in text
     assert "RGB, seed 2" in text
+
+
+def test_bars_carry_names_once_there_are_more_runs_than_colours(tmp_path: Path) -> None:
+    run = write_outcome(tmp_path / "x", miou=40.0)
+    for count, seen in ((7, 1), (8, 1 + len(CLASSES))):
+        markup = report(tmp_path, {f"run {number}": [run] for number in range(count)})
+        assert sum(attributes.get("class") == "bars named" for attributes in markup.all("ul")) == seen
 
 
 def test_a_single_run_is_not_counted(two: Markup) -> None:

@@ -105,6 +105,9 @@ def _setting(groups: Sequence[Group]) -> str:
         sentences.append("Differences are given between figures that were measured alike.")
     if len({(group.runs[0].budget, group.config.model.backbone) for group in groups}) > 1:
         sentences.append("The runs were not trained alike: see Settings.")
+    unfinished = [group.name for group in groups if not all(run.finished for run in group.runs)]
+    if unfinished:
+        sentences.append(f"Not finished yet: {', '.join(unfinished)}.")
     if len(settings) == 1 < len(groups) and all(len(group.runs) == 1 for group in groups):
         sentences.append("There is one run of each, so part of a difference may be chance.")
     return " ".join(sentences)

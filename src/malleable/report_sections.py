@@ -128,21 +128,23 @@ def _drawn(draw: Callable[[SampleDataset | None], Mapping[str, Figure]], dataset
 
 
 def classes(groups: Sequence[Group], colours: Mapping[str, str]) -> list[Html]:
+    """A bar for each class and group."""
     names = dict.fromkeys(name for group in groups for each in group.measured for name in each.iou)
     if not names:
         return [paragraph("No run has figures of its classes yet.", kind="note")]
-    legend = [element("li", element("span", class_="swatch", style=f"--colour:{colours[group.name]}"), group.name)
-              for group in groups]  # fmt: skip
+    named = len(set(colours.values())) < len(colours)  # else a colour says which group it is
+    content = [
+        paragraph("IoU of each class in percent, – where a class is neither in labels nor predictions.", kind="note")
+    ]
+    if not named:
+        swatches = [(element("span", class_="swatch", style=f"--colour:{colours[g.name]}"), g.name) for g in groups]
+        content.append(element("ul", *(element("li", *swatch) for swatch in swatches), class_="legend"))
     items = []
     for name in names:
         means = {group.name: group.mean(lambda each, name=name: each.iou.get(name)) for group in groups}  # type: ignore[misc]
         values = {key: (mean.value, f"{mean.value:.1f}") if mean else None for key, mean in means.items()}
-        items.append(element("li", element("span", name, class_="class"), bars(values, colours)))
-    return [
-        paragraph("IoU of each class in percent, – where a class is neither in labels nor predictions.", kind="note"),
-        element("ul", *legend, class_="legend"),
-        element("ul", *items, class_="classes"),
-    ]
+        items.append(element("li", element("span", name, class_="class"), bars(values, colours, named)))
+    return [*content, element("ul", *items, class_="classes")]
 
 
 def settings(groups: Sequence[Group]) -> list[Html]:
