@@ -188,14 +188,20 @@ class Touch:
         return Path.touch, (self.path,)
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "predict", "export", "push"])
+@pytest.mark.parametrize("verb", ["evaluate", "predict", "export", "push", "figures"])
 def test_a_checkpoint_that_would_run_code_is_refused(
     verb: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     touched, evil = tmp_path / "touched", tmp_path / "evil.pt"
     torch.save({"format": 1, "model": Touch(touched)}, evil)
     image = str(next((folder / "images").iterdir()))
-    rest = {"evaluate": [], "predict": [image], "export": [str(tmp_path / "m.onnx")], "push": [str(tmp_path / "m")]}
+    rest = {
+        "evaluate": [],
+        "predict": [image],
+        "export": [str(tmp_path / "m.onnx")],
+        "push": [str(tmp_path / "m")],
+        "figures": [],
+    }
     assert cli.main([verb, str(evil), *rest[verb]]) == 1
     assert "could run code" in capsys.readouterr().err
     assert not touched.exists()

@@ -105,7 +105,13 @@ def test_groups_have_names_of_their_own(tmp_path: Path) -> None:
         write_outcome(tmp_path / "hard", ModelConfig("resnet10t", conv="conv25d", kernels=5, pretrained=False)),
     ]
     names = [group.name for group in grouped(map(read_run, folders))]
-    assert names == [f"malleable K=3 ({folders[0]})", f"malleable K=3 ({folders[1]})", "depth-aware", "2.5D K=5"]
+    assert names == ["malleable K=3 (short)", "malleable K=3 (long)", "depth-aware", "2.5D K=5"]
+
+
+def test_folders_of_one_name_are_told_apart_by_their_path(tmp_path: Path) -> None:
+    folders = [write_outcome(tmp_path / str(steps) / "x", steps=steps) for steps in (10, 20)]
+    names = [group.name for group in grouped(map(read_run, folders))]
+    assert names == [f"RGB baseline ({folder})" for folder in folders]
 
 
 def test_only_what_was_measured_alike_is_compared(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from matplotlib.figure import Figure
 
 from malleable import cli
 from malleable.config import ModelConfig
 from malleable.report import write_report
 from markup import Markup
-from outcomes import write_outcome
+from outcomes import CLASSES, write_outcome
 from toys import write_run
 
 MALLEABLE = ModelConfig("resnet10t", pretrained=False)
@@ -46,6 +47,7 @@ def test_the_first_sentence_is_the_one_that_matters(two: Markup) -> None:
     "synthetic-rooms val, single scale",
     "results.json, step 15",
     "last validation, step 20",
+    "Not finished yet: ours.",
     "unfinished, step 15 of 20",
     "20 steps × 4 images of 64×96",
     "resnet10t",
@@ -113,6 +115,17 @@ def test_seeds_are_shown_with_their_deviation(tmp_path: Path) -> None:
     assert "RGB, seed 2" in text
 
 
+def test_bars_carry_names_once_there_are_more_runs_than_colours(tmp_path: Path) -> None:
+    run = write_outcome(tmp_path / "x", miou=40.0)
+    for count, seen in ((7, 1), (8, 1 + len(CLASSES))):
+        markup = report(tmp_path, {f"run {number}": [run] for number in range(count)})
+        assert sum(attributes.get("class") == "bars named" for attributes in markup.all("ul")) == seen
+
+
+def test_a_single_run_is_not_counted(two: Markup) -> None:
+    assert "n = " not in two.text
+
+
 def test_the_paper_s_row_is_labelled_by_its_data_and_budget(tmp_path: Path) -> None:
     run = write_outcome(tmp_path / "x", MALLEABLE, miou=30.0, root="/nowhere/nyudv2-half", dataset="nyudv2-half")
     text = report(tmp_path, {"ours": [run]}).text
@@ -135,6 +148,15 @@ def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
         markup = report(tmp_path, {"x": [run]})
     assert "The figures could not be drawn: no ink." in markup.text
     assert "30.00" in markup.text
+
+
+def test_runs_on_different_data_are_not_shown_on_one_picture(tmp_path: Path) -> None:
+    groups = {root: [write_outcome(tmp_path / root, root=root)] for root in ("rooms", "streets")}
+    drawn = dict.fromkeys(("training", "qualitative"), Figure())
+    with patch("malleable.report_sections.comparison_figures", return_value=drawn):
+        text = report(tmp_path, groups).text
+    assert "the runs were trained on different data" in text
+    assert "Examples" not in text
 
 
 def test_a_run_with_a_checkpoint_is_drawn(tmp_path: Path) -> None:

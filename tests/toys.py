@@ -43,14 +43,16 @@ def scenes(length: int = 5) -> SyntheticScenes:
 MODEL = ModelConfig("resnet10t", kernels=1, stages=(3,), pretrained=False)
 
 
-def write_run(folder: Path, step: int = 7, ema: bool = False, root: Path | None = None) -> Path:
+def write_run(
+    folder: Path, step: int = 7, ema: bool = False, root: Path | None = None, model: ModelConfig = MODEL
+) -> Path:
     """A run's folder with one checkpoint of a small network with random weights, for the classes of ``scenes``.
 
     ``root`` is the data set that it says it was trained on.
     """
     data = scenes()
     torch.manual_seed(0)
-    net = build_network(MODEL, len(data.classes))
+    net = build_network(model, len(data.classes))
     batch = collate([eval_transform()(sample) for sample in (data[0], data[1], data[2])])
     with torch.no_grad():
         net.classifier.bias.zero_()  # type: ignore[union-attr]
@@ -58,7 +60,7 @@ def write_run(folder: Path, step: int = 7, ema: bool = False, root: Path | None 
             net(batch.image, depth=batch.depth, focal=batch.focal)
     state = net.state_dict()
     average = {name: torch.zeros_like(value) for name, value in state.items()} if ema else None
-    config = Config(MODEL, DataConfig() if root is None else DataConfig(root=str(root)))
+    config = Config(model, DataConfig() if root is None else DataConfig(root=str(root)))
     checkpoint = Checkpoint(config, step, state, average, data.classes, data.palette, data.name)
     write_checkpoint(folder / "checkpoints", checkpoint)
     return folder

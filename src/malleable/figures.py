@@ -184,7 +184,7 @@ def rebalancing(layers: Mapping[str, tuple[Array, Array, Array]], counted: str) 
     panels[0].margins(y=0.1)
     figure.suptitle(f"Pixels per kernel, counted over {counted}", fontsize=11)
     legend(figure, [Patch(color=GREY, alpha=0.4), Patch(color=GREY)],
-           ["before rebalancing ($g_k$)", "after ($s_k g_k$)"])  # fmt: skip
+           ["before rebalancing ($g_k$)", "after ($s_k g_k$)"], width=2.3)  # fmt: skip
     return figure
 
 
@@ -211,7 +211,7 @@ def training(runs: Mapping[str, Mapping[str, tuple[Array, Array]]]) -> Figure:
         panel.set_xlim(left=0)
         panel.locator_params(axis="x", nbins=5)
     if len(lines) > 1:
-        legend(figure, list(lines.values()), list(lines), columns=3)
+        legend(figure, list(lines.values()), list(lines), width=3.0)
     return figure
 
 

@@ -57,8 +57,7 @@ def qualitative(
     shown = np.unique(np.concatenate([part.ravel() for parts in (labels, *predictions.values()) for part in parts]))
     entries = _class_entries(shown, classes, palette)
     errors = _error_entries(list(predictions))
-    columns = max(3, int(width * len(titles) / 1.6))
-    rows = -(-(len(entries) + len(errors)) // columns)
+    rows = -(-(len(entries) + len(errors)) // int(width * len(titles) / 1.75))
     figure = new_figure(width * len(titles), (width * aspect + 0.08) * len(images) + 0.7 + 0.21 * rows)
     panels = figure.subplots(len(images), len(titles), squeeze=False)
     norm = _depth_norm(depths)
@@ -70,7 +69,7 @@ def qualitative(
         panel.set_title(fill(title, int(11 * width)), fontsize=10)
     _depth_bar(figure, norm, list(panels[:, 1]))
     marks = [Patch(facecolor=colour, edgecolor=GREY, linewidth=0.5) for colour in (*entries.values(), *errors.values())]
-    legend(figure, marks, [*entries, *errors], columns)
+    legend(figure, marks, [*entries, *errors], 1.75)
     return figure
 
 
@@ -144,31 +143,31 @@ def neighbours(
     names, colours = kernel_labels(centers), kernel_colours(centers)
     columns = 2 + len(order)
     side = min(2.4, 12 / columns)  # of a panel, in inches
-    figure = new_figure(side * columns, side + 1.35)
+    figure = new_figure(side * columns, side + 1.25)
     area = min(16.0, 0.7 * 72 * side * apart / (2 * reach + 1)) ** 2  # of a full circle, in square points
     panels = figure.subplots(1, columns, squeeze=False)[0]
     _show(panels[0], image)
     panels[0].add_patch(Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor="white",
                                   linewidth=2.5))  # fmt: skip
     panels[0].add_patch(Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor=INK))
-    panels[0].set_title(f"pixel ({centre[0]}, {centre[1]})")
+    panels[0].set_title(f"pixel ({centre[0]}, {centre[1]})", pad=9)
     norm = _depth_norm([depth[top:bottom, left:right]])
     _show(panels[1], _depth_colours(depth, norm))
     panels[1].scatter(*taps[inside].T, s=14, color="white", edgecolors=INK, linewidths=0.8)
-    panels[1].set_title("depth")
+    panels[1].set_title("depth", pad=9)
     for panel, k in zip(panels[2:], order, strict=True):
         _show(panel, image)
         panel.scatter(*taps[inside].T, s=area, facecolors="none", edgecolors="white", linewidths=2.4, clip_on=False)
         panel.scatter(*taps[inside].T, s=area, facecolors="none", edgecolors=INK, linewidths=0.8, clip_on=False)
         panel.scatter(*taps[inside].T, s=area * g[k, inside], color=colours[k], linewidths=0, clip_on=False)
-        panel.set_title(names[k], color=colours[k], weight="bold")
-    for panel in panels:
-        panel.set_anchor("N")
+        panel.set_title(names[k], color=colours[k], weight="bold", pad=9)
     for panel in panels[1:]:
         panel.set(xlim=(left - 0.5, right - 0.5), ylim=(bottom - 0.5, top - 0.5))
         panel.plot(*centre, marker="+", color="white", markersize=9, markeredgewidth=2.4)
         panel.plot(*centre, marker="+", color=INK, markersize=8, markeredgewidth=1)
     _depth_bar(figure, norm, list(panels), shrink=0.3)
+    for panel in panels:
+        panel.set_anchor("N")
     figure.suptitle(f"Neighbours that each kernel of {layer} takes (a full circle: all of it)", fontsize=11)
     return figure
 

@@ -62,7 +62,10 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     @wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
         with rc_context(_STYLE):
-            return draw(*args, **kwargs)
+            figure = draw(*args, **kwargs)
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")  # laid out once: every file of the figure is the same picture
+        return figure
 
     return drawn
 
@@ -113,6 +116,7 @@ def kernel_labels(centers: Sequence[float] | Array) -> list[str]:
     return labels
 
 
-def legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int = 7) -> None:
-    """Below all panels, in at most ``columns`` columns."""
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)))
+def legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], width: float = 1.45) -> None:
+    """Below all panels, in as many columns of ``width`` inches as there is room for."""
+    columns = max(1, min(len(labels), int(figure.get_figwidth() / width)))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)

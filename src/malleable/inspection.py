@@ -53,9 +53,9 @@ def seeing_layers(net: DeepLabV3Plus) -> list[Seeing]:
 
 
 @torch.no_grad()
-def assigning(d: Array, centers: Sequence[float] | Tensor, temperature: float) -> tuple[Array, Array]:
+def assigning(d: Array, centers: Sequence[float], temperature: float) -> tuple[Array, Array]:
     """h_0 … h_{K+1} (K + 2, D) and g_1 … g_K (K, D) at relative differences ``d`` (D,), in float64."""
-    a = torch.as_tensor(centers, dtype=torch.float64)
+    a = torch.tensor(centers, dtype=torch.float64)
     h = malleable_logits(torch.from_numpy(d)[None].double(), a, temperature)[0]
     return h.numpy(), h.softmax(0)[1:-1].numpy()
 

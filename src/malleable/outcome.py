@@ -165,12 +165,16 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
     seeds: dict[Config, list[Run]] = {}
     for run in runs:
         seeds.setdefault(replace(run.config, train=replace(run.config.train, seed=0)), []).append(run)
-    names = Counter(method_name(config.model) for config in seeds)
-    return [
-        Group(name if names[name] == 1 else f"{name} ({members[0].folder})", tuple(members))
-        for config, members in seeds.items()
-        for name in [method_name(config.model)]
-    ]
+    methods = Counter(method_name(config.model) for config in seeds)
+    folders = Counter(members[0].folder.name for members in seeds.values())
+
+    def name(run: Run) -> str:
+        method, folder = method_name(run.config.model), run.folder
+        if methods[method] == 1:
+            return method
+        return f"{method} ({folder.name if folders[folder.name] == 1 else folder})"
+
+    return [Group(name(members[0]), tuple(members)) for members in seeds.values()]
 
 
 def method_name(model: ModelConfig) -> str:

@@ -99,7 +99,7 @@ def table(caption: str, heads: Column, *columns: Column) -> Html:
         element("thead", element("tr", *top)),
         element("tbody", *rows),
     )
-    return element("div", content, class_="scroll", tabindex=0, role="region", aria_label=caption)
+    return element("div", content, class_="scroll", tabindex=0, role="group", aria_label=caption)
 
 
 def bars(values: Mapping[str, tuple[float, str] | None], colours: Mapping[str, str], named: bool = False) -> Html:
@@ -129,8 +129,15 @@ def picture(figure: Figure, title: str, about: str) -> Html:
     media, content = ("image/png", _png(figure)) if with_images or len(svg) > _LARGE else ("image/svg+xml", svg)
     data = base64.b64encode(content).decode()
     width, height = (round(100 * inches) for inches in figure.get_size_inches())
-    image = element("img", src=f"data:{media};base64,{data}", alt=f"{title}. {about}", width=width, height=height)
-    box = element("div", image, class_="scroll", tabindex=0, role="region", aria_label=title)
+    image = element(
+        "img",
+        src=f"data:{media};base64,{data}",
+        alt=f"{title}. {about}",
+        width=width,
+        height=height,
+        style=f"--width:{width}px",
+    )
+    box = element("div", image, class_="scroll", tabindex=0, role="group", aria_label=title)
     return element("figure", box, element("figcaption", element("strong", title), Html(" "), about))
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from malleable import inspection
@@ -161,16 +160,14 @@ class Portrait:
         from malleable.figures import Assigning, assigning_functions
 
         start = self.malleable[0][1]
-        states: dict[str, tuple[Sequence[float] | Tensor, float]] = {
-            "at the start": (start.initial_centers, start.initial_temperature)
-        }
+        states = {"at the start": (list(start.initial_centers), start.initial_temperature)}
         for seeing, layer in self.malleable:
-            states[seeing.stage] = (layer.centers.detach(), layer.temperature.item())
-        widest = max(float(torch.as_tensor(centers).abs().max()) for centers, _ in states.values())
+            states[seeing.stage] = (layer.centers.tolist(), layer.temperature.item())
+        widest = max(abs(center) for centers, _ in states.values() for center in centers)
         d = np.linspace(-widest - 1.5, widest + 1.5, 601)
         return assigning_functions(
             {
-                title: Assigning(d, *inspection.assigning(d, centers, t), np.array(centers, float), t)
+                title: Assigning(d, *inspection.assigning(d, centers, t), np.array(centers), t)
                 for title, (centers, t) in states.items()
             }
         )

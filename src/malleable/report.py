@@ -30,8 +30,9 @@ def report(runs: list[str], out: str = "report.html", title: str = "Report", ove
     """
     path = Path(out)
     check_free(path, overwrite)
-    _write(grouped(read_run(Path(run)) for run in dict.fromkeys(runs)), path, title)
-    print(f"{path} shows {len(runs)} {'run' if len(runs) == 1 else 'runs'}")
+    folders = dict.fromkeys(map(Path, runs))
+    _write(grouped(map(read_run, folders)), path, title)
+    print(f"{path} shows {len(folders)} {'run' if len(folders) == 1 else 'runs'}")
 
 
 def write_report(groups: Mapping[str, Sequence[Path]], out: Path, title: str, intro: str = "") -> None:
@@ -59,11 +60,12 @@ def _write(groups: Sequence[Group], out: Path, title: str, intro: str = "") -> N
     }
     anchors = {name: name.lower().replace(" ", "-") for name in content}
     links = [element("li", element("a", name, href=f"#{anchor}")) for name, anchor in anchors.items()]
+    setting = _setting(groups)
     header = element(
         "header",
         element("h1", title),
         paragraph(*_headline(groups, baseline), kind="headline"),
-        paragraph(_setting(groups), kind="setting"),
+        paragraph(setting, kind="setting") if setting else None,
         paragraph(intro) if intro else None,
         element("nav", element("ul", *links), aria_label="Contents"),
     )
@@ -103,6 +105,9 @@ def _setting(groups: Sequence[Group]) -> str:
         sentences.append("Differences are given between figures that were measured alike.")
     if len({(group.runs[0].budget, group.config.model.backbone) for group in groups}) > 1:
         sentences.append("The runs were not trained alike: see Settings.")
+    unfinished = [group.name for group in groups if not all(run.finished for run in group.runs)]
+    if unfinished:
+        sentences.append(f"Not finished yet: {', '.join(unfinished)}.")
     if len(settings) == 1 < len(groups) and all(len(group.runs) == 1 for group in groups):
         sentences.append("There is one run of each, so part of a difference may be chance.")
     return " ".join(sentences)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from malleable.config import Config
 from malleable.cost import Cost
+from malleable.data.parallel import with_progress
 from malleable.data.sample import SampleDataset
 from malleable.outcome import Group, Mean, Run
 from malleable.page import Column, Html, bars, code, element, join, paragraph, picture, small, table
@@ -45,9 +46,7 @@ def results(groups: Sequence[Group], baseline: Group, colours: Mapping[str, str]
         paper_row(group.config, bool(group.measured) and len(group.measured[0].protocol.scales) > 1) for group in groups
     ]
     columns = [
-        Column(
-            "mIoU", [join(_shown(mean := group.miou), small(f"n = {mean.n}") if mean else None) for group in groups]
-        ),
+        Column("mIoU", [_counted(group.miou) for group in groups]),
         Column("difference", [_signed(None if group is baseline else group.ahead(baseline)) for group in groups]),
         Column("pixel accuracy", [_shown(group.mean(lambda each: each.pixel_accuracy)) for group in groups]),
         Column("mean accuracy", [_shown(group.mean(lambda each: each.mean_accuracy)) for group in groups]),
@@ -100,10 +99,16 @@ def _source(group: Group) -> str:
 
 
 def comparison(groups: Sequence[Group]) -> list[Html]:
+    """The first run of each group, drawn together."""
     first = {group.name: group.runs[0] for group in groups}
-    datasets = {(run.config.data.root, run.config.data.val): run.dataset for run in first.values()}
-    dataset = next(iter(datasets.values())) if len(datasets) == 1 else "The runs were trained on different data"
-    content = _drawn(lambda data: comparison_figures({name: run.folder for name, run in first.items()}, data), dataset)
+    datasets = {_data(run): run.dataset for run in first.values()}
+    alike = len(datasets) == 1
+
+    def draw(dataset: SampleDataset | None) -> dict[str, Figure]:
+        figures = comparison_figures({name: run.folder for name, run in first.items()}, dataset)
+        return {name: figure for name, figure in figures.items() if alike or name != "qualitative"}
+
+    content = _drawn(draw, next(iter(datasets.values())) if alike else "the runs were trained on different data")
     if any(len(group.runs) > 1 for group in groups):
         content.insert(0, paragraph("Of several seeds, the first is drawn.", kind="note"))
     return content
@@ -123,21 +128,23 @@ def _drawn(draw: Callable[[SampleDataset | None], Mapping[str, Figure]], dataset
 
 
 def classes(groups: Sequence[Group], colours: Mapping[str, str]) -> list[Html]:
+    """A bar for each class and group."""
     names = dict.fromkeys(name for group in groups for each in group.measured for name in each.iou)
     if not names:
         return [paragraph("No run has figures of its classes yet.", kind="note")]
-    legend = [element("li", element("span", class_="swatch", style=f"--colour:{colours[group.name]}"), group.name)
-              for group in groups]  # fmt: skip
+    named = len(set(colours.values())) < len(colours)  # else a colour says which group it is
+    content = [
+        paragraph("IoU of each class in percent, – where a class is neither in labels nor predictions.", kind="note")
+    ]
+    if not named:
+        swatches = [(element("span", class_="swatch", style=f"--colour:{colours[g.name]}"), g.name) for g in groups]
+        content.append(element("ul", *(element("li", *swatch) for swatch in swatches), class_="legend"))
     items = []
     for name in names:
         means = {group.name: group.mean(lambda each, name=name: each.iou.get(name)) for group in groups}  # type: ignore[misc]
         values = {key: (mean.value, f"{mean.value:.1f}") if mean else None for key, mean in means.items()}
-        items.append(element("li", element("span", name, class_="class"), bars(values, colours)))
-    return [
-        paragraph("IoU of each class in percent, – where a class is neither in labels nor predictions.", kind="note"),
-        element("ul", *legend, class_="legend"),
-        element("ul", *items, class_="classes"),
-    ]
+        items.append(element("li", element("span", name, class_="class"), bars(values, colours, named)))
+    return [*content, element("ul", *items, class_="classes")]
 
 
 def settings(groups: Sequence[Group]) -> list[Html]:
@@ -206,23 +213,25 @@ def _time(group: Group) -> str:
 
 
 def runs(groups: Sequence[Group], baseline: Group) -> list[Html]:
-    entries = []
-    for group in groups:
-        for number, run in enumerate(group.runs):
-            name = group.name if len(group.runs) == 1 else f"{group.name}, seed {run.config.train.seed}"
-            entries.append(_run(run, name, baseline.runs[0], drawn=number == 0))
-    return entries
+    """A part to open for each run; of several seeds the first is drawn."""
+    each = [(group, run) for group in groups for run in group.runs]
+    return [_run(group, run, baseline.runs[0]) for group, run in with_progress(each, len(each), "drawing")]
 
 
-def _run(run: Run, name: str, baseline: Run, drawn: bool) -> Html:
-    measured = run.measured
-    score = f"{measured.miou:.2f} mIoU" if measured else "no result"
+def _run(group: Group, run: Run, baseline: Run) -> Html:
+    name = group.name if len(group.runs) == 1 else f"{group.name}, seed {run.config.train.seed}"
+    score = "no result" if run.measured is None else f"{run.measured.miou:.2f} mIoU"
     content = [paragraph("Run it again:"), code(run.command)]
-    if drawn:
-        other = None if run.folder == baseline.folder else baseline.folder
+    if run is group.runs[0]:
+        other = baseline.folder if run is not baseline and _data(run) == _data(baseline) else None
         content += _drawn(lambda data: run_figures(run.folder, data, other), run.dataset)
     settings = element("details", element("summary", "All settings"), code(run.yaml))
-    return element("details", element("summary", name, small(score)), *content, settings, class_="run")
+    summary = element("summary", name, small(f"{score}, {run.folder}"))
+    return element("details", summary, *content, settings, class_="run")
+
+
+def _data(run: Run) -> tuple[str, str]:
+    return run.config.data.root, run.config.data.val
 
 
 def _shown(mean: Mean | None) -> str:
