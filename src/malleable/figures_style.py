@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
+from textwrap import fill
 from typing import IO, Any, ParamSpec
 
 import numpy as np
@@ -114,6 +115,11 @@ def kernel_labels(centers: Sequence[float] | Array) -> list[str]:
         members = sorted((j for j, other in enumerate(where) if other == side), key=lambda j: abs(centers[j]))
         labels.append(side if len(members) == 1 else f"{side} {members.index(k) + 1}")
     return labels
+
+
+def headline(figure: Figure, text: str) -> None:
+    """A title over all panels, in as many lines as it needs."""
+    figure.suptitle(fill(text, int(11 * figure.get_figwidth())), fontsize=11)
 
 
 def legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], width: float = 1.45) -> None:
