@@ -109,7 +109,7 @@ def assigning_functions(states: Mapping[str, Assigning]) -> Figure:
             below.plot(state.d, g, color=colour)
             below.axvline(a, color=colour, linewidth=0.8, linestyle=":")
         above.set_title(f"{title}\nt = {state.temperature:.3g}")
-        below.set_xlabel("← behind   $d$   in front →")
+        below.set_xlabel("← behind\u2003$d$\u2003in front →")
         below.set_xlim(state.d[0], state.d[-1])
     coldest = min(state.temperature for state in states.values())
     panels[0, 0].set(ylabel="$h_k$", ylim=(-4 / coldest, 2.5 / coldest))
@@ -154,7 +154,7 @@ def receptive_fields(methods: Mapping[str, Mapping[str, Field]], depth: float, f
     for panel, stage in zip(panels[0], stages, strict=True):
         panel.set_title(stage)
     for panel in panels[-1]:
-        panel.set_xlabel("← in front   metres   behind →")
+        panel.set_xlabel("← in front\u2003metres\u2003behind →")
         panel.locator_params(axis="x", nbins=5, prune="both")
     headline(figure, f"Depth receptive fields at {depth:g} m, focal length {focal:.4g} px (height scaled to 1)")
     _kernel_legend(figure, (field.centers for fields in methods.values() for field in fields.values()))
