@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 
 .PHONY: help setup test lint demo bench
 help:
-	@echo "make demo   train one malleable layer on a toy geometry problem and watch the loss fall"
+	@echo "make demo   train four networks on synthetic rooms and compare them: ten minutes, or MINUTES=3"
 	@echo "make test   set up .venv if needed and run the tests"
 	@echo "make lint   ruff and mypy"
 	@echo "make bench  what the layers cost on this machine, as a table and bench.json"
@@ -25,8 +25,11 @@ lint: setup
 	$(BIN)/ruff format --check src tests examples benchmarks docs
 	$(BIN)/mypy
 
+# As many steps as fit into the minutes on two cores. Stopped, the same command goes on.
+MINUTES ?= 10
 demo: setup
-	$(BIN)/python examples/one_layer.py
+	$(BIN)/malleable study configs/study/demo.yaml --steps $$($(BIN)/python -c "print(max(1, round(34 * $(MINUTES))))") \
+		--out runs/demo/$(MINUTES)-minutes --report runs/demo/report.html
 
 bench: setup
 	$(BIN)/malleable bench --out bench.json

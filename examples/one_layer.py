@@ -1,6 +1,6 @@
 """One malleable layer learns how far a hidden one sees: its loss falls while its kernels move to where they are needed.
 
-Run it with ``make demo`` or ``python examples/one_layer.py``. It takes some seconds on a laptop.
+Run it with ``python examples/one_layer.py``. It takes some seconds on a laptop.
 """
 
 import torch

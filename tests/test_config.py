@@ -11,7 +11,7 @@ from malleable.config import Config, DataConfig, ModelConfig, TrainConfig, build
 from malleable.options import UsageError, read_settings
 
 ROOT = Path(__file__).parents[1]
-CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name != "study")
 
 
 def parsed(path: Path, *arguments: str) -> tuple[Config, str]:

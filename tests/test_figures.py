@@ -40,6 +40,16 @@ def receptive_fields() -> Figure:
     return figures.receptive_fields({"depth-aware": {"res2": fading}, "ours": {"res2": ours, "res3": ours}}, 1.0, 260.0)
 
 
+def narrow_receptive_fields() -> Figure:
+    field = figures.Field(np.linspace(-0.1, 0.1, 9), random().random((1, 9)), np.zeros(1))
+    return figures.receptive_fields({"depth-aware": {"res5": field}}, 1.0, 260.0)
+
+
+def narrow_feature_maps() -> Figure:
+    name = "res2, layer1.0.conv1"
+    return figures.feature_maps([image()], [random().random((1, 1, 6, 8))], np.zeros(1), [4], name)
+
+
 def rebalancing() -> Figure:
     shares = (np.array([0.1, 0.7, 0.2]), np.array([0.3, 0.4, 0.3]), -CENTERS)
     return figures.rebalancing({"res2": shares}, "7 images")
@@ -105,13 +115,13 @@ def test_the_same_figure_is_the_same_file(draw: Callable[[], Figure]) -> None:
     assert written(figure, "png").startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("draw", ALL, ids=lambda draw: draw.__name__)
+@pytest.mark.parametrize("draw", [*ALL, narrow_receptive_fields, narrow_feature_maps], ids=lambda draw: draw.__name__)
 def test_nothing_is_cut_off(draw: Callable[[], Figure]) -> None:
     figure = draw()
     figure.draw_without_rendering()
     tight = figure.get_tightbbox()
     width, height = figure.get_size_inches()
-    assert (tight.x0, tight.y0) >= (-0.01, -0.01)
+    assert min(tight.x0, tight.y0) >= -0.01
     assert tight.x1 <= width + 0.01
     assert tight.y1 <= height + 0.01
 

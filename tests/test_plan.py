@@ -1,11 +1,14 @@
 """What a study's file turns into."""
 
+import shlex
 from pathlib import Path
 
 import pytest
 
 from malleable.options import UsageError
 from malleable.plan import read_plan, share, slug
+
+ROOT = Path(__file__).parents[1]
 
 FILE = """
 title: Two methods
@@ -88,6 +91,15 @@ def test_shares_are_disjoint_and_complete(tmp_path: Path) -> None:
 def test_a_wrong_share_is_refused(tmp_path: Path, only: str) -> None:
     with pytest.raises(UsageError, match=f"got '{only}'"):
         share(read_plan(write(tmp_path, FILE)).runs, only)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/study").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_study_parses_and_begins_with_its_command(path: Path) -> None:
+    first = path.read_text().splitlines()[0]
+    assert shlex.split(first.removeprefix("# ")) == ["malleable", "study", str(path.relative_to(ROOT))]
+    plan = read_plan(path)
+    assert plan.rows[0] == "RGB baseline"
+    assert len({str(run.config) for run in plan.runs}) == len(plan.runs)
 
 
 def test_slugs_are_file_names() -> None:

@@ -79,7 +79,9 @@ def test_what_is_done_is_not_done_again(study: Study) -> None:
     assert study.started()[4:] == ["1 1"]
 
 
-def test_kept_results_stand_for_runs_whose_folders_are_gone(study: Study) -> None:
+def test_kept_results_stand_for_runs_whose_folders_are_gone(
+    study: Study, capsys: pytest.CaptureFixture[str]
+) -> None:
     kept = study.folder / "kept"
     study.run("--record", str(kept))
     assert sorted(path.name for path in (kept / "logs").iterdir()) == [
@@ -89,6 +91,7 @@ def test_kept_results_stand_for_runs_whose_folders_are_gone(study: Study) -> Non
     assert study.run("--record", str(kept)) == 0
     assert len(study.started()) == 4
     assert study.means(kept) == {"K=1": 10.5, "K=2": 20.5}
+    assert f"no report: the runs' folders are not in {study.out}" in capsys.readouterr().err
 
 
 def test_parts_make_the_whole(study: Study, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ from malleable.figures_style import (
     INK,
     LINES,
     Array,
+    headline,
     kernel_colours,
     kernel_labels,
     legend,
@@ -108,7 +109,7 @@ def assigning_functions(states: Mapping[str, Assigning]) -> Figure:
             below.plot(state.d, g, color=colour)
             below.axvline(a, color=colour, linewidth=0.8, linestyle=":")
         above.set_title(f"{title}\nt = {state.temperature:.3g}")
-        below.set_xlabel("← behind   $d$   in front →")
+        below.set_xlabel("← behind\u2003$d$\u2003in front →")
         below.set_xlim(state.d[0], state.d[-1])
     coldest = min(state.temperature for state in states.values())
     panels[0, 0].set(ylabel="$h_k$", ylim=(-4 / coldest, 2.5 / coldest))
@@ -144,17 +145,18 @@ def receptive_fields(methods: Mapping[str, Mapping[str, Field]], depth: float, f
             height = np.nanmax(field.g)
             for (_, colour), g in zip(_kernels(field.centers), field.g, strict=True):
                 panel.plot(field.metres, g / height, color=colour)
-                panel.fill_between(field.metres, g / height, color=colour, alpha=0.15, linewidth=0)
+                panel.fill_between(
+                    field.metres, g / height, where=g > height / 500, color=colour, alpha=0.15, linewidth=0
+                )
             panel.set_xlim(field.metres[0], field.metres[-1])
         row[0].set_ylabel(fill(method, 16))
     panels[0, 0].set(ylim=(0, 1.05), yticks=[0, 1])
     for panel, stage in zip(panels[0], stages, strict=True):
         panel.set_title(stage)
     for panel in panels[-1]:
-        panel.set_xlabel("← in front   metres   behind →")
-        panel.locator_params(axis="x", nbins=5)
-    title = f"Depth receptive fields at {depth:g} m, focal length {focal:.4g} px (height scaled to 1)"
-    figure.suptitle(title, fontsize=11)
+        panel.set_xlabel("← in front\u2003metres\u2003behind →")
+        panel.locator_params(axis="x", nbins=5, prune="both")
+    headline(figure, f"Depth receptive fields at {depth:g} m, focal length {focal:.4g} px (height scaled to 1)")
     _kernel_legend(figure, (field.centers for fields in methods.values() for field in fields.values()))
     return figure
 
@@ -182,7 +184,7 @@ def rebalancing(layers: Mapping[str, tuple[Array, Array, Array]], counted: str) 
         panel.grid(visible=False, axis="x")
     panels[0].set_ylabel("share of pixels (%)")
     panels[0].margins(y=0.1)
-    figure.suptitle(f"Pixels per kernel, counted over {counted}", fontsize=11)
+    headline(figure, f"Pixels per kernel, counted over {counted}")
     legend(figure, [Patch(color=GREY, alpha=0.4), Patch(color=GREY)],
            ["before rebalancing ($g_k$)", "after ($s_k g_k$)"], width=2.3)  # fmt: skip
     return figure

@@ -12,7 +12,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from malleable.figures_style import BLUE, GREEN, GREY, INK, PALE, VERMILLION, new_figure, styled
 
-_WIDTH, _GAP, _HEIGHT = 1.2, 0.2, 0.95  # of a box, in inches
+_WIDTH, _GAP, _HEIGHT = 1.05, 0.19, 1.0  # of a box, in inches
 _ABOVE, _BELOW = 1.45, -1.15  # where merging block and replaced layers stand
 
 
@@ -47,7 +47,7 @@ def network(
         ("image", "RGB + depth,\nfocal length" if any(stage.replaced for stage in stages) else "RGB"),
         ("stem", "" if stem is None else f"1/{stem}"),
         *((stage.name, f"1/{stage.stride}\n{stage.channels} channels") for stage in stages),
-        ("ASPP", f"rates {', '.join(map(str, aspp))}\n+ pooling"),
+        ("ASPP", f"rates\n{', '.join(map(str, aspp))}\n+ pooling"),
         ("decoder", f"1/{stages[0].stride}\n{width} channels"),
         ("labels", f"1/1\n{classes} classes"),
     ]
@@ -61,11 +61,11 @@ def network(
     axes.set_title(title)
     at = [number * (_WIDTH + _GAP) for number in range(len(boxes))]
     first, last, decoder = 2, 1 + len(stages), 3 + len(stages)
+    seeing = {stage.name for stage in stages if stage.replaced}
     for x, (name, about) in zip(at, boxes, strict=True):
-        replaced = first <= at.index(x) <= last and bool(stages[at.index(x) - first].replaced)
-        _box(axes, x, 0, _WIDTH, _HEIGHT, VERMILLION if replaced else GREY)
-        axes.text(x, 0.2 if about else 0, name, ha="center", va="center", weight="bold")
-        axes.text(x, -0.18, about, ha="center", va="center", fontsize=8.5)
+        _box(axes, x, 0, _WIDTH, _HEIGHT, VERMILLION if name in seeing else GREY)
+        axes.text(x, 0.3 if about else 0, name, ha="center", va="center", weight="bold")
+        axes.text(x, -0.12, about, ha="center", va="center", fontsize=8.5)
     for left, right in pairwise(at):
         _arrow(axes, (left + _WIDTH / 2, 0), (right - _WIDTH / 2, 0))
     for x, stage in zip(at[first:], stages, strict=False):

@@ -22,6 +22,7 @@ from malleable.figures_style import (
     PALE,
     SIGNED_COLOURS,
     Array,
+    headline,
     kernel_colours,
     kernel_labels,
     legend,
@@ -100,7 +101,7 @@ def feature_maps(
         _show(row[0], image)
         row[0].set_ylabel(f"channel {channel}")
         drawn = [*(maps[k] for k in order), *([maps.sum(0)] if many else [])]
-        limit = max(float(np.abs(one).max()) for one in drawn) or 1.0
+        limit = float(np.percentile(np.abs(drawn), 99.5)) or 1.0  # a few outliers would turn all else white
         for panel, one in zip(row[1:], drawn, strict=True):
             _show(panel, one, cmap=SIGNED_COLOURS, vmin=-limit, vmax=limit)
     panels[0, 0].set_title("image")
@@ -108,7 +109,7 @@ def feature_maps(
         panel.set_title(names[k], color=colours[k], weight="bold")
     if many:
         panels[0, -1].set_title("sum")
-    figure.suptitle(f"What each kernel of {layer} adds\n(white is 0, every row has its own scale)", fontsize=11)
+    headline(figure, f"What each kernel of {layer} adds (white is 0, every row has its own scale)")
     bar = figure.colorbar(ScalarMappable(Normalize(-1, 1), SIGNED_COLOURS), ax=panels, location="bottom", shrink=0.4,
                           aspect=30, pad=0.02)  # fmt: skip
     bar.set_ticks([-1, 0, 1], labels=["lowers", "0", "raises"])
@@ -168,7 +169,7 @@ def neighbours(
     _depth_bar(figure, norm, list(panels), shrink=0.3)
     for panel in panels:
         panel.set_anchor("N")
-    figure.suptitle(f"Neighbours that each kernel of {layer} takes (a full circle: all of it)", fontsize=11)
+    headline(figure, f"Neighbours that each kernel of {layer} takes (a full circle: all of it)")
     return figure
 
 

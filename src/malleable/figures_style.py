@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
+from textwrap import fill
 from typing import IO, Any, ParamSpec
 
 import numpy as np
@@ -97,23 +98,27 @@ def sides(centers: Sequence[float] | Array) -> list[str]:
 
 def kernel_colours(centers: Sequence[float] | Array) -> list[str]:
     """A colour for each of K kernels by the side it looks to, the same in every figure."""
-    centers, colours = np.asarray(centers, float), {}
-    for side in _SIDES:
-        members = [k for k, other in enumerate(sides(centers)) if other == side]
-        for rank, k in enumerate(sorted(members, key=lambda k: abs(centers[k]))):
-            colours[k] = _SIDES[side][rank % len(_SIDES[side])]
-    return [colours[k] for k in range(len(centers))]
+    return [_SIDES[side][(rank - 1) % len(_SIDES[side])] for side, rank, _ in _ranked(centers)]
 
 
 def kernel_labels(centers: Sequence[float] | Array) -> list[str]:
     """A name for each of K kernels: its side, numbered outwards where a side has several."""
-    centers = np.asarray(centers, float)
-    where = sides(centers)
-    labels = []
-    for k, side in enumerate(where):
-        members = sorted((j for j, other in enumerate(where) if other == side), key=lambda j: abs(centers[j]))
-        labels.append(side if len(members) == 1 else f"{side} {members.index(k) + 1}")
-    return labels
+    return [side if count == 1 else f"{side} {rank}" for side, rank, count in _ranked(centers)]
+
+
+def _ranked(centers: Sequence[float] | Array) -> list[tuple[str, int, int]]:
+    """Side of each kernel, its place on that side counted outwards from 1, and how many kernels the side has."""
+    found, distances = sides(centers), np.abs(centers)
+    ranked = []
+    for k, side in enumerate(found):
+        members = sorted((j for j, other in enumerate(found) if other == side), key=lambda j: distances[j])
+        ranked.append((side, 1 + members.index(k), len(members)))
+    return ranked
+
+
+def headline(figure: Figure, text: str) -> None:
+    """A title over all panels, in as many lines as it needs."""
+    figure.suptitle(fill(text, int(11 * figure.get_figwidth())), fontsize=11)
 
 
 def legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], width: float = 1.45) -> None:

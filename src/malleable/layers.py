@@ -95,19 +95,20 @@ class DepthConv2d(nn.Module):
             )
         if conv2d.padding_mode != "zeros":
             raise ValueError(f"conv2d has padding_mode={conv2d.padding_mode!r}; only 'zeros' can be honoured")
-        layer = cls(
-            conv2d.in_channels,
-            conv2d.out_channels,
-            conv2d.kernel_size,
-            conv2d.stride,
-            conv2d.padding,
-            conv2d.dilation,
-            conv2d.groups,
-            conv2d.bias is not None,
-            device=conv2d.weight.device,
-            dtype=conv2d.weight.dtype,
-            **options,
-        )
+        with torch.random.fork_rng([conv2d.weight.device] if conv2d.weight.is_cuda else []):  # none of them is kept
+            layer = cls(
+                conv2d.in_channels,
+                conv2d.out_channels,
+                conv2d.kernel_size,
+                conv2d.stride,
+                conv2d.padding,
+                conv2d.dilation,
+                conv2d.groups,
+                conv2d.bias is not None,
+                device=conv2d.weight.device,
+                dtype=conv2d.weight.dtype,
+                **options,
+            )
         copies = torch.cat([conv2d.weight.detach()] * layer.kernels)
         layer.weight = nn.Parameter(copies, requires_grad=conv2d.weight.requires_grad)
         if conv2d.bias is not None:

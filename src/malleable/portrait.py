@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -220,10 +221,10 @@ class Portrait:
         features: Any = net.backbone.model
         replaced = {
             seeing.stage: (
-                seeing.name,
+                *fill(seeing.name.replace(".", ". "), 18).replace(". ", ".").splitlines(),
                 f"{self.method}, K = {seeing.layer.kernels}",
-                f"reads 1/{seeing.rate}"
-                + (f", dilation {seeing.layer.dilation[0]}" if max(seeing.layer.dilation) > 1 else ""),
+                f"reads 1/{seeing.rate}",
+                *([f"dilation {seeing.layer.dilation[0]}"] if max(seeing.layer.dilation) > 1 else []),
             )
             for seeing in seeing_layers(net)
         }

@@ -67,9 +67,7 @@ def study(
         names = "; ".join(map(str, missing))
         print(f"{len(missing)} of {len(plan.runs)} runs have no result yet: {names}", file=sys.stderr)
     else:
-        page = folder / REPORT if report is None else Path(report)
-        write_page(plan, folder, page)
-        print(f"To see the report, open {page.resolve().as_uri()} in a browser")
+        write_page(plan, folder, folder / REPORT if report is None else Path(report))
     return 1 if failed else 0
 
 
@@ -117,6 +115,15 @@ def collect(plan: Plan, folder: Path, kept: Path) -> Tally:
 
 
 def write_page(plan: Plan, folder: Path, page: Path) -> None:
-    groups = {row: [folder / run.folder for run in plan.runs if run.row == row] for row in plan.rows}
+    """The report of the runs whose folders are here."""
+    groups = {
+        row: [folder / run.folder for run in plan.runs if run.row == row and (folder / run.folder / SETTINGS).is_file()]
+        for row in plan.rows
+    }
+    groups = {row: folders for row, folders in groups.items() if folders}
+    if not groups:
+        print(f"no report: the runs' folders are not in {folder}", file=sys.stderr)
+        return
     page.parent.mkdir(parents=True, exist_ok=True)
     write_report(groups, page, plan.title, plan.intro)
+    print(f"To see the report, open {page.resolve().as_uri()} in a browser")

@@ -110,7 +110,7 @@ class Tally:
         }
 
     def cells(self) -> list[list[str]]:
-        """The table: a heading, then a line for each row that has a result; the paper's column if it has any of them."""
+        """The table: a heading, then a line for each row with a result; the paper's column if it has any of them."""
         first, done = self.plan.rows[0], [row for row in self.plan.rows if self.of_row(row)]
         lines = [["", "seeds", *FIGURES.values(), f"mIoU above {first}"]]
         for row in done:

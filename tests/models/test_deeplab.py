@@ -249,3 +249,14 @@ def test_onnx_at_sizes_it_was_not_exported_with(tmp_path: Path) -> None:
         (actual,) = session.run(None, inputs)
         with torch.no_grad():
             assert relative_error(torch.from_numpy(actual), net(rgb, depth=depth, focal=50.0)) < 1e-5
+
+
+@pytest.mark.parametrize(("conv", "kernels"), [("depth_aware", 1), ("conv25d", 3), ("malleable", 3)])
+def test_with_one_seed_every_method_starts_from_the_same_weights(conv: str, kernels: int) -> None:
+    def weights(conv: str | None) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        return mb.deeplabv3plus("resnet10t", 5, conv, kernels, pretrained=False).state_dict()
+
+    rgb, ours = weights(None), weights(conv)
+    for name, weight in rgb.items():
+        torch.testing.assert_close(ours[name][: len(weight)] if weight.dim() else ours[name], weight, rtol=0, atol=0)
