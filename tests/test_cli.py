@@ -52,6 +52,7 @@ def test_as_a_module() -> None:
         ("run a.png --scales [0.5,1] --window [4,5]", ["--scales", "[0.5,1]", "--window", "[4,5]", "run", '["a.png"]']),
         ("--window 4 5 run a.png --out=x", ["--window", "[4,5]", "--out=x", "run", '["a.png"]']),
         ("run --config c.yaml a.png", ["--config", "c.yaml", "run", '["a.png"]']),
+        ("--only x y --flip run a.png", ["--only", "[x,y]", "--flip", "true", "run", '["a.png"]']),
         ("run", ["run"]),
     ],
 )
@@ -62,6 +63,7 @@ def test_things_without_a_flag_become_one_list(words: str, expected: list[str]) 
         "out": str,
         "focal": float | None,
         "flip": bool,
+        "only": tuple[str, ...],
         "scales": tuple[float, ...],
         "window": tuple[int, int] | None,
     }

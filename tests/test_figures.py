@@ -144,8 +144,16 @@ def test_kernels_are_named_by_the_sign_of_their_centre_not_by_their_number() -> 
     assert sides([1.3, 0.2, -0.9]) == ["in front", "same depth", "behind"]
     assert sides([-0.5, 0.5]) == ["behind", "in front"]
     assert sides([-0.4, 0.6]) == ["behind", "in front"]
-    assert sides([0.1]) == ["same depth"]
-    assert kernel_labels([-2, -1, 0, 1, 2]) == ["behind 2", "behind 1", "same depth", "in front 1", "in front 2"]
+    assert sides([-1.03, -0.46, 0.52]) == ["behind", "behind", "in front"]
+    assert sides([-1.1, -0.45, 1.0]) == ["behind", "same depth", "in front"]
+    assert sides([0.4]) == ["same depth"]
+    assert sides([0.6]) == ["in front"]
+
+
+def test_several_kernels_of_a_side_are_told_apart() -> None:
+    names = ["further behind", "behind", "same depth", "in front", "further in front"]
+    assert kernel_labels([-2, -1, 0, 1, 2]) == names
+    assert kernel_labels([3, 2, 1]) == ["further in front 2", "further in front", "in front"]
 
 
 def test_a_kernel_keeps_its_colour_whatever_the_number_of_kernels() -> None:

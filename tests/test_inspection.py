@@ -25,6 +25,7 @@ from malleable.inspection import (
     neighbours,
     receptive_field,
     seeing_layers,
+    telling_channels,
 )
 from malleable.layers import Conv25d, DepthAwareConv2d, DepthConv2d, MalleableConv2d
 from malleable.models import DeepLabV3Plus
@@ -152,6 +153,14 @@ def test_what_the_kernels_add_sums_to_the_output(conv: str) -> None:
     assert parts.shape == (layer.kernels, *expected.shape)
     np.testing.assert_allclose(parts.sum(0), expected.detach().numpy(), atol=1e-5)
     assert len(layer._forward_hooks) == 1  # ours
+
+
+def test_channels_to_show_vary_and_differ() -> None:
+    wave, other = np.sin(np.arange(60.0)).reshape(1, 6, 10), np.cos(np.arange(60.0)).reshape(1, 6, 10)
+    faint = 0.001 * np.random.default_rng(0).standard_normal((20, 6, 10))
+    maps = np.concatenate([faint, 3 * wave + 7, 2 * other, -2 * wave])
+    assert telling_channels(maps) == [20, 21]
+    assert telling_channels(maps[:1]) == [0]
 
 
 def test_neighbours_lie_a_rate_and_a_dilation_apart() -> None:

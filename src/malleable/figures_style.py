@@ -86,33 +86,38 @@ def save(figure: Figure, target: str | IO[bytes], kind: str) -> None:
 def sides(centers: Sequence[float] | Array) -> list[str]:
     """Where each of K kernels looks, by the sign of its centre (K,): positive is in front (paper, Eq. 1).
 
-    The kernel nearest to 0 is at the same depth if it is within a quarter of a grid cell.
+    A kernel is at the same depth if its centre is within half a grid cell of 0, and every other more than twice as far.
     """
-    centers = np.asarray(centers, float)
-    nearest = int(np.abs(centers).argmin())
+    distances = np.abs(centers)
+    first, second = np.sort([*distances, np.inf])[:2]
+    middle = first if first < min(0.5, second / 2) else 0.0
     return [
-        SAME if a == 0 or (k == nearest and abs(a) < 0.25) else FRONT if a > 0 else BEHIND
-        for k, a in enumerate(centers)
+        SAME if distance <= middle else FRONT if a > 0 else BEHIND
+        for a, distance in zip(centers, distances, strict=True)
     ]
 
 
 def kernel_colours(centers: Sequence[float] | Array) -> list[str]:
     """A colour for each of K kernels by the side it looks to, the same in every figure."""
-    return [_SIDES[side][(rank - 1) % len(_SIDES[side])] for side, rank, _ in _ranked(centers)]
+    return [_SIDES[side][rank % len(_SIDES[side])] for side, rank in _ranked(centers)]
 
 
 def kernel_labels(centers: Sequence[float] | Array) -> list[str]:
-    """A name for each of K kernels: its side, numbered outwards where a side has several."""
-    return [side if count == 1 else f"{side} {rank}" for side, rank, count in _ranked(centers)]
+    """A name for each of K kernels: its side, and which of that side's kernels it is, the nearest first."""
+    outwards = ("{}", "further {}")
+    return [
+        outwards[rank].format(side) if rank < len(outwards) else f"further {side} {rank}"
+        for side, rank in _ranked(centers)
+    ]
 
 
-def _ranked(centers: Sequence[float] | Array) -> list[tuple[str, int, int]]:
-    """Side of each kernel, its place on that side counted outwards from 1, and how many kernels the side has."""
+def _ranked(centers: Sequence[float] | Array) -> list[tuple[str, int]]:
+    """Side of each kernel, and how many kernels of that side are nearer to 0."""
     found, distances = sides(centers), np.abs(centers)
     ranked = []
     for k, side in enumerate(found):
         members = sorted((j for j, other in enumerate(found) if other == side), key=lambda j: distances[j])
-        ranked.append((side, 1 + members.index(k), len(members)))
+        ranked.append((side, members.index(k)))
     return ranked
 
 

@@ -180,6 +180,16 @@ def contributions(net: nn.Module, layer: DepthConv2d, sample: Sample) -> Array:
     return _numpy(torch.cat(parts))
 
 
+def telling_channels(maps: Array) -> list[int]:
+    """The channel of ``maps`` (C, H, W) that varies most, and of those that vary half as much the one least like it."""
+    rows = maps.reshape(len(maps), -1)
+    rows = rows - rows.mean(1, keepdims=True)
+    spread = np.linalg.norm(rows, axis=1)
+    first, lively = int(spread.argmax()), np.flatnonzero(spread >= spread.max() / 2)
+    alike = np.abs(rows[lively] @ rows[first]) / np.maximum(spread[lively], np.finfo(rows.dtype).tiny)
+    return sorted({first, int(lively[alike.argmin()])})
+
+
 @dataclass(frozen=True)
 class Neighbours:
     """The taps of one output pixel of a layer. ``centre`` and ``taps`` (T, 2) are (x, y) in the image.

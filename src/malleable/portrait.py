@@ -35,7 +35,6 @@ NAMES = (
 METHODS = {None: "RGB", "depth_aware": "depth-aware", "conv25d": "2.5D", "malleable": "malleable"}
 
 _INDOOR, _OUTDOOR, _BETWEEN = 1.0, 20.0, 8.0  # metres; the paper draws receptive fields at the first two
-_CHANNELS = 2
 
 
 class Missing(ValueError):
@@ -196,10 +195,9 @@ class Portrait:
 
         samples, seeing = self.samples[:2], self.chosen
         parts = [inspection.contributions(self.trained.net, seeing.layer, sample) for sample in samples]
-        spread = parts[0].sum(0).std((1, 2))
-        channels = np.sort(spread.argsort()[::-1][:_CHANNELS])
+        channels = inspection.telling_channels(parts[0].sum(0))
         return feature_maps([picture(sample) for sample in samples], [part[:, channels] for part in parts],
-                            seeing.centers, channels.tolist(), f"{seeing.stage}, {seeing.name}")  # fmt: skip
+                            seeing.centers, channels, f"{seeing.stage}, {seeing.name}")  # fmt: skip
 
     def qualitative(self) -> Figure:
         nets = {} if self.baseline is None else {"baseline": self.baseline}

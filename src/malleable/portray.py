@@ -128,7 +128,8 @@ def figures(
         data: a folder with dataset.json, Cityscapes' tree, rooms or streets; the one it was trained on by default.
         split: of the data set; the one that training validated on by default.
         out: the folder to write to.
-        only: names of figures, for example --only network training; all that can be drawn by default.
+        only: which of assigning_functions, receptive_fields, rebalancing, feature_maps, qualitative, neighbours,
+            network, training and receptive_field_path, for example --only network training; all by default.
         baseline: another trained network, whose results are shown beside.
         samples: numbers of the samples to show, the first is 0; the first three by default.
         layer: res2 … res5, or a name as in the network figure, for feature maps and neighbours; the first by default.
