@@ -79,9 +79,7 @@ def test_what_is_done_is_not_done_again(study: Study) -> None:
     assert study.started()[4:] == ["1 1"]
 
 
-def test_kept_results_stand_for_runs_whose_folders_are_gone(
-    study: Study, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kept_results_stand_for_runs_whose_folders_are_gone(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
     kept = study.folder / "kept"
     study.run("--record", str(kept))
     assert sorted(path.name for path in (kept / "logs").iterdir()) == [
