@@ -108,6 +108,15 @@ def test_headlines(tmp_path: Path, rgb: float | None, ours: float | None, senten
     assert report(tmp_path, groups).text.startswith(f"Title Title {sentence}")
 
 
+def test_what_is_as_good_as_the_best_is_named_beside_it(tmp_path: Path) -> None:
+    reached = {"far": (30.0, 31.0), "best": (40.0, 41.0), "near": (39.0, 41.0), "single": (39.9,)}
+    groups = {
+        name: [write_outcome(tmp_path / f"{name}{seed}", miou=miou, seed=seed) for seed, miou in enumerate(values)]
+        for name, values in reached.items()
+    }
+    assert "No further from it than a standard deviation: near, single." in report(tmp_path, groups).text
+
+
 def test_unfinished_seeds_are_named(tmp_path: Path) -> None:
     seeds = [write_outcome(tmp_path / str(seed), seed=seed, done=done) for seed, done in enumerate((20, 4, 8))]
     assert "unfinished: seed 1 at step 4, seed 2 at step 8 of 20" in report(tmp_path, {"RGB": seeds}).text

@@ -60,7 +60,7 @@ def _write(groups: Sequence[Group], out: Path, title: str, intro: str = "") -> N
     }
     anchors = {name: name.lower().replace(" ", "-") for name in content}
     links = [element("li", element("a", name, href=f"#{anchor}")) for name, anchor in anchors.items()]
-    setting = _setting(groups)
+    setting = _setting(groups, baseline)
     header = element(
         "header",
         element("h1", title),
@@ -97,10 +97,13 @@ def _headline(groups: Sequence[Group], baseline: Group) -> list[object]:
     return [*reached, ", ", element("strong", f"{ahead[best]:.1f} above"), f" {baseline.name}."]
 
 
-def _setting(groups: Sequence[Group]) -> str:
+def _setting(groups: Sequence[Group], baseline: Group) -> str:
     """What the headline's figures were measured on, and what to mind in reading them."""
     settings = dict.fromkeys(group.setting for group in groups if group.setting is not None)
     sentences = [f"Measured on {'; '.join(settings)}."] if settings else []
+    near = _near(groups, baseline)
+    if near:
+        sentences.append(f"No further from it than a standard deviation: {', '.join(near)}.")
     if len(settings) > 1:
         sentences.append("Differences are given between figures that were measured alike.")
     if len({(group.runs[0].budget, group.config.model.backbone) for group in groups}) > 1:
@@ -111,6 +114,19 @@ def _setting(groups: Sequence[Group]) -> str:
     if len(settings) == 1 < len(groups) and all(len(group.runs) == 1 for group in groups):
         sentences.append("There is one run of each, so part of a difference may be chance.")
     return " ".join(sentences)
+
+
+def _near(groups: Sequence[Group], baseline: Group) -> list[str]:
+    """The groups that are no further from the best than the larger standard deviation of the two."""
+    means = {group.name: group.miou for group in groups if group.miou and group.setting == baseline.setting}
+    if not means:
+        return []
+    best = max(means, key=lambda name: means[name].value)
+    return [
+        name
+        for name, mean in means.items()
+        if name != best and means[best].value - mean.value <= max(mean.deviation or 0.0, means[best].deviation or 0.0)
+    ]
 
 
 def _today() -> str:
