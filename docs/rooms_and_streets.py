@@ -3,7 +3,7 @@
     python docs/rooms_and_streets.py
 
 Reads docs/studies/{rooms,streets}/results.json, which `malleable study configs/study/{rooms,streets}.yaml` writes, and
-writes assigned_rooms_streets.svg, receptive_fields_rooms.svg and receptive_fields_streets.svg in docs/images.
+writes assigned_rooms_streets.png, receptive_fields_rooms.png and receptive_fields_streets.png in docs/images.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def main() -> None:
             print(f"| {world} | {stage[0].stage} | {spread(cells)} | {temperatures} | {metres} |")
         first[world] = seeds[0]
         methods = {METHODS[kind]: layers for kind, layers in forerunners(seeds[0]).items()} | {"malleable": seeds[0]}
-        save(draw_fields(methods, depth, focal), str(DOCS / f"images/receptive_fields_{world}.svg"), "svg")
+        save(draw_fields(methods, depth, focal), str(DOCS / f"images/receptive_fields_{world}.png"), "png")
     states = {
         f"{world}, {seeing.stage}": functions(seeing)
         for pair in list(zip(*first.values(), strict=True))[:2]  # res2 and res3: the others hardly move in so few steps
         for world, seeing in zip(first, pair, strict=True)
     }
-    save(assigning_functions(states), str(DOCS / "images/assigned_rooms_streets.svg"), "svg")
+    save(assigning_functions(states), str(DOCS / "images/assigned_rooms_streets.png"), "png")
 
 
 if __name__ == "__main__":
