@@ -28,7 +28,7 @@ lint: setup
 # As many steps as fit into the minutes on two cores. Stopped, the same command goes on.
 MINUTES ?= 10
 demo: setup
-	$(BIN)/malleable study configs/study/demo.yaml --steps $$($(BIN)/python -c "print(max(1, round(34 * $(MINUTES))))") \
+	$(BIN)/malleable study configs/study/demo.yaml --steps $$($(BIN)/python -c "print(max(1, round(28 * $(MINUTES))))") \
 		--out runs/demo/$(MINUTES)-minutes --report runs/demo/report.html
 
 bench: setup

@@ -68,3 +68,11 @@ def test_drawings_are_svg_and_pictures_png() -> None:
     media, data = decoded(picture(photo, "Title", "About."))
     assert media == "image/png"
     assert data.startswith(b"\x89PNG")
+
+
+def test_a_drawing_of_very_many_lines_is_a_png() -> None:
+    drawing = Figure((2, 1))
+    drawing.subplots().plot(np.random.default_rng(0).random((20, 400)))
+    media, data = decoded(picture(drawing, "Title", "About."))
+    assert media == "image/png"
+    assert len(data) < 150_000

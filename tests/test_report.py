@@ -108,6 +108,16 @@ def test_headlines(tmp_path: Path, rgb: float | None, ours: float | None, senten
     assert report(tmp_path, groups).text.startswith(f"Title Title {sentence}")
 
 
+def test_unfinished_seeds_are_named(tmp_path: Path) -> None:
+    seeds = [write_outcome(tmp_path / str(seed), seed=seed, done=done) for seed, done in enumerate((20, 4, 8))]
+    assert "unfinished: seed 1 at step 4, seed 2 at step 8 of 20" in report(tmp_path, {"RGB": seeds}).text
+
+
+def test_a_loss_has_a_minus_sign(tmp_path: Path) -> None:
+    groups = {"RGB": [write_outcome(tmp_path / "a", miou=40.0)], "x": [write_outcome(tmp_path / "b", miou=38.5)]}
+    assert "38.50 −1.50 58.50" in report(tmp_path, groups).text
+
+
 def test_seeds_are_shown_with_their_deviation(tmp_path: Path) -> None:
     seeds = [write_outcome(tmp_path / str(s), miou=40.0 + s, seed=s) for s in range(3)]
     text = report(tmp_path, {"RGB": seeds}).text

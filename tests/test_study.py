@@ -1,14 +1,17 @@
 """A study from file to table. A stand-in for training writes what a run leaves, so that only the study is tested."""
 
 import json
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import malleable.study
 from malleable import cli
-from runs import make_data
+from runs import make_data, start
 
 STAND_IN = """
 import json, pathlib, sys, yaml
@@ -23,6 +26,18 @@ row = {{"step": train["steps"], "images_per_second": 1.0, "val/miou": 10.0 * ker
 row |= {{"val/pixel_accuracy": 50.0, "val/mean_accuracy": 40.0, "val/iou/wall": 30.0}}
 (config.parent / "metrics.jsonl").write_text(json.dumps(row) + "\\n")
 """
+
+
+def write_tiny(folder: Path, steps: int) -> Path:
+    """A study of one small network on tiny rooms."""
+    settings = {
+        "model": {"backbone": "resnet10t", "pretrained": False, "stages": [3]},
+        "data": {"root": str(make_data(folder / "tiny")), "crop": [32, 32], "workers": 0},
+        "train": {"steps": steps, "batch_size": 2, "log_every": 1},
+    }
+    study = {"title": "Tiny", "out": str(folder / "out"), "seeds": [0], "settings": settings, "rows": {"ours": {}}}
+    (folder / "study.yaml").write_text(json.dumps(study))  # JSON is YAML
+    return folder / "study.yaml"
 
 
 class Study:
@@ -79,9 +94,7 @@ def test_what_is_done_is_not_done_again(study: Study) -> None:
     assert study.started()[4:] == ["1 1"]
 
 
-def test_kept_results_stand_for_runs_whose_folders_are_gone(
-    study: Study, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kept_results_stand_for_runs_whose_folders_are_gone(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
     kept = study.folder / "kept"
     study.run("--record", str(kept))
     assert sorted(path.name for path in (kept / "logs").iterdir()) == [
@@ -116,6 +129,21 @@ def test_a_stopped_run_stops_the_study(study: Study, capsys: pytest.CaptureFixtu
     assert "the same command goes on" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_the_run_and_its_work_is_kept(tmp_path: Path, number: signal.Signals) -> None:
+    """SIGINT goes to both processes, as a terminal sends it; SIGTERM to the study alone."""
+    file = write_tiny(tmp_path, steps=5000)
+    study = start(["-m", "malleable", "study", str(file)], start_new_session=True)
+    metrics = tmp_path / "out/ours/seed0/metrics.jsonl"
+    deadline = time.monotonic() + 100
+    while not (metrics.exists() and metrics.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    (os.killpg if number is signal.SIGINT else os.kill)(study.pid, number)
+    _, error = study.communicate(timeout=60)
+    assert (study.returncode, "the same command goes on" in error) == (128 + number, True)
+    assert list((tmp_path / "out/ours/seed0/checkpoints").glob("step-*.pt"))
+
+
 def test_other_settings_than_those_of_the_results_are_refused(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
     study.run()
     study.write("lr: 0.5")
@@ -132,16 +160,9 @@ def test_steps_reach_the_runs(study: Study) -> None:
 
 
 def test_it_trains_for_real_and_writes_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = make_data(tmp_path / "tiny")
-    model = "{backbone: resnet10t, pretrained: false, stages: [3]}"
-    recipe = "{steps: 2, batch_size: 2, log_every: 1}"
-    settings = f"{{model: {model}, data: {{root: {data}, crop: [32, 32], workers: 0}}, train: {recipe}}}"
-    (tmp_path / "study.yaml").write_text(
-        f"title: Tiny\nout: {tmp_path / 'out'}\nseeds: [0]\nsettings: {settings}\nrows: {{malleable: {{}}}}\n"
-    )
     page = tmp_path / "page.html"
-    assert cli.main(["study", str(tmp_path / "study.yaml"), "--report", str(page)]) == 0
-    assert "malleable" in page.read_text()
+    assert cli.main(["study", str(write_tiny(tmp_path, steps=2)), "--report", str(page)]) == 0
+    assert "ours" in page.read_text()
     (row,) = json.loads((tmp_path / "out/results.json").read_text())["rows"]
     assert 0 <= row["miou"]["mean"] <= 100
     assert "layer2.0.conv1/temperature" in row["runs"]["0"]["receptive_field"]

@@ -20,8 +20,7 @@ from malleable.data.opening import open_dataset
 from malleable.data.sample import SampleDataset
 from malleable.inference import Protocol
 from malleable.journal import METRICS, SCORE, read_metrics
-from malleable.options import read_settings
-from malleable.runfolder import SETTINGS
+from malleable.runfolder import SETTINGS, read_config
 
 RESULTS = "results.json"
 _FIGURES = ("miou", "pixel_accuracy", "mean_accuracy")
@@ -146,8 +145,7 @@ def read_run(folder: Path) -> Run:
     path = folder / SETTINGS
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no run ({SETTINGS} is missing); give a folder that training made")
-    settings = read_settings(path)
-    config = Config.from_dict({key: value for key, value in settings.items() if key != "out"})
+    config = read_config(folder)
     try:
         dataset: SampleDataset | str = open_dataset(config.data.root, config.data.val)
     except (ValueError, OSError) as error:

@@ -81,10 +81,13 @@ def _paper(row: PaperRow | None) -> object:
 def _notes(group: Group) -> list[str]:
     """What to know about a group besides its figures."""
     notes = []
-    for run in group.runs:
-        if not run.finished:
-            which = "" if len(group.runs) == 1 else f"{run.folder}: "
-            notes.append(f"{which}unfinished, step {run.step} of {run.config.train.steps}")
+    steps = group.config.train.steps
+    unfinished = [run for run in group.runs if not run.finished]
+    if unfinished and len(group.runs) == 1:
+        notes.append(f"unfinished, step {unfinished[0].step} of {steps}")
+    elif unfinished:
+        seeds = ", ".join(f"seed {run.config.train.seed} at step {run.step}" for run in unfinished)
+        notes.append(f"unfinished: {seeds} of {steps}")
     left_out = len(group.runs) - len(group.measured)
     if group.measured and left_out:
         notes.append(f"{left_out} of {len(group.runs)} runs left out: no result, or measured otherwise")

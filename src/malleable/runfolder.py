@@ -10,6 +10,7 @@ from malleable.checkpoint import FOLDER, newest_good, numbered, remove_partial
 from malleable.config import Config
 from malleable.files import write_whole
 from malleable.journal import METRICS
+from malleable.options import read_settings
 
 SETTINGS = "config.yaml"
 
@@ -66,8 +67,6 @@ def differences(before: Config, now: Config) -> list[str]:
 
 def read_config(folder: Path) -> Config:
     """The settings that the run in ``folder`` was started with."""
-    from malleable.options import read_settings
-
     settings = read_settings(folder / SETTINGS)
     return Config.from_dict({section: settings.get(section) for section in ("model", "data", "train")})
 

@@ -76,10 +76,16 @@ def start(run: Run, folder: Path, launcher: str | None) -> int:
     write_settings(folder, run.config)
     arguments = ["train", "--config", str(folder / SETTINGS), "--resume", "auto"]
     process = subprocess.Popen([*shlex.split(launcher or ""), *_malleable(), *arguments])
+    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    interrupted = 0
     try:
-        return process.wait()
-    except KeyboardInterrupt:  # the run got the signal too and writes a checkpoint
-        return process.wait() or 128 + signal.SIGINT
+        while True:
+            try:
+                return process.wait() or interrupted
+            except KeyboardInterrupt:  # the run got the signal too: it writes a checkpoint and ends
+                interrupted = 128 + signal.SIGINT
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _malleable() -> Sequence[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
+from textwrap import fill
 from typing import Any
 
 from malleable.config import Config
@@ -15,6 +16,7 @@ from malleable.paper import paper_row
 from malleable.plan import Plan, Run
 from malleable.runfolder import differences
 
+_PAPER = "paper's mIoU"
 FIGURES = {"miou": "mIoU", "pixel_accuracy": "pixel accuracy", "mean_accuracy": "mean accuracy"}
 
 
@@ -120,7 +122,7 @@ class Tally:
         papers = [paper_row(next(iter(self.of_row(row).values())).config) for row in done]
         if any(papers):
             column = ["" if paper is None else f"{paper.miou:.2f} ({paper.label})" for paper in papers]
-            lines = [[*line, cell] for line, cell in zip(lines, ["paper's mIoU", *column], strict=True)]
+            lines = [[*line, cell] for line, cell in zip(lines, [_PAPER, *column], strict=True)]
         return lines
 
     def to_markdown(self) -> str:
@@ -130,13 +132,22 @@ class Tally:
 
     def print(self) -> None:
         """A table on standard output."""
+        from rich import box
         from rich.console import Console
         from rich.table import Table
 
         heading, *lines = self.cells()
-        table = Table(title=self.plan.title, caption="percent; mean ± standard deviation over seeds")
-        for cell in heading:
-            table.add_column(cell, justify="right" if cell else "left")
+        table = Table(
+            title=self.plan.title,
+            caption="percent; mean ± standard deviation over seeds",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+        )
+        for place, cell in enumerate(heading):  # figures stay on one line, the paper's setting may be long
+            table.add_column(
+                fill(cell, 12), justify="right" if place else "left", no_wrap=cell != _PAPER, vertical="bottom"
+            )
         for line in lines:
             table.add_row(*line)
         Console().print(table)

@@ -1,0 +1,79 @@
+"""Draw the receptive fields that malleable layers learned in rooms and in streets, and print how wide they are.
+
+    python docs/rooms_and_streets.py
+
+Reads docs/studies/{rooms,streets}/results.json, which `malleable study configs/study/{rooms,streets}.yaml` writes, and
+writes assigned_rooms_streets.svg, receptive_fields_rooms.svg and receptive_fields_streets.svg in docs/images.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import mean, stdev
+
+import numpy as np
+import torch
+
+import malleable as mb
+from malleable.data import open_dataset
+from malleable.data.images import read_json
+from malleable.figures import Assigning, assigning_functions, save
+from malleable.inspection import Seeing, assigning, forerunners, grid_unit, seeing_layers
+from malleable.portrait import METHODS, draw_fields
+
+DOCS = Path(__file__).parent
+DEPTH = {"rooms": 1.0, "streets": 20.0}  # metres, as in the paper's figures of NYUDv2 and Cityscapes
+ROW = "malleable K=3"
+
+
+@torch.no_grad()
+def learned(numbers: dict[str, float]) -> list[Seeing]:
+    """The malleable layers res2 … res5 with the parameters of one run."""
+    found = seeing_layers(mb.deeplabv3plus("resnet18", 2, "malleable", 3, pretrained=False))
+    for seeing in found:
+        seeing.layer.centers.copy_(torch.tensor([numbers[f"{seeing.name}/center_{k}"] for k in range(5)]))
+        seeing.layer.temperature = numbers[f"{seeing.name}/temperature"]
+    return found
+
+
+def functions(seeing: Seeing) -> Assigning:
+    d, layer = np.linspace(-4, 4, 1601), seeing.layer
+    centers, temperature = layer.centers.tolist(), layer.temperature.item()
+    return Assigning(d, *assigning(d, centers, temperature), np.array(centers), temperature)
+
+
+def width(seeing: Seeing) -> float:
+    """Grid cells over which the kernels together take more than half of a neighbour."""
+    found = functions(seeing)
+    return float((found.g.sum(0) > 0.5).mean() * (found.d[-1] - found.d[0]))
+
+
+def spread(values: list[float]) -> str:
+    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def main() -> None:
+    print("| | stage | width in grid cells | temperature | width in metres |\n|---|---|---:|---:|---:|")
+    first: dict[str, list[Seeing]] = {}
+    for world, depth in DEPTH.items():
+        rows = {row["name"]: row["runs"] for row in read_json(DOCS / "studies" / world / "results.json")["rows"]}
+        seeds = [learned(run["receptive_field"]) for run in rows[ROW].values()]
+        focal = float(open_dataset(world, "val")[0].camera.focal)
+        for stage in zip(*seeds, strict=True):
+            cells, cell = [width(seeing) for seeing in stage], grid_unit(stage[0], depth, focal)
+            temperatures = spread([seeing.layer.temperature.item() for seeing in stage])
+            metres = f"{mean(cells) * cell:.2f} at {depth:g} m"
+            print(f"| {world} | {stage[0].stage} | {spread(cells)} | {temperatures} | {metres} |")
+        first[world] = seeds[0]
+        methods = {METHODS[kind]: layers for kind, layers in forerunners(seeds[0]).items()} | {"malleable": seeds[0]}
+        save(draw_fields(methods, depth, focal), str(DOCS / f"images/receptive_fields_{world}.svg"), "svg")
+    states = {
+        f"{world}, {seeing.stage}": functions(seeing)
+        for pair in list(zip(*first.values(), strict=True))[:2]  # res2 and res3: the others hardly move in so few steps
+        for world, seeing in zip(first, pair, strict=True)
+    }
+    save(assigning_functions(states), str(DOCS / "images/assigned_rooms_streets.svg"), "svg")
+
+
+if __name__ == "__main__":
+    main()
