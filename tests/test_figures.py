@@ -162,6 +162,17 @@ def test_a_kernel_keeps_its_colour_whatever_the_number_of_kernels() -> None:
     assert kernel_colours([2, 1, 0, -1, -2]) == [ORANGE, VERMILLION, GREEN, BLUE, SKY]
 
 
+def test_the_legend_goes_from_behind_to_in_front_whatever_layers_have_learned() -> None:
+    metres = np.linspace(-0.1, 0.1, 9)
+    layers = {
+        f"res{stage}": figures.Field(metres, random().random((3, 9)), np.array(centers))
+        for stage, centers in ((2, [0.5, -0.46, -1.0]), (3, [-1.1, 0.0, 1.0]))
+    }
+    (legend,) = figures.receptive_fields({"ours": layers}, 1.0, 260.0).legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["further behind", "behind", "same depth", "in front"]
+
+
 def test_receptive_fields_are_scaled_to_the_highest_kernel_of_a_panel() -> None:
     metres, g = np.linspace(-0.1, 0.1, 9), np.array([np.linspace(0, 0.4, 9), np.linspace(0.2, 0, 9)])
     figure = figures.receptive_fields({"ours": {"res2": figures.Field(metres, g, np.array([-1, 1]))}}, 20.0, 2262.0)

@@ -26,6 +26,7 @@ from malleable.figures_style import (
     headline,
     kernel_colours,
     kernel_labels,
+    kernel_places,
     legend,
     new_figure,
     save,
@@ -255,9 +256,9 @@ def _kernel_legend(
 ) -> None:
     """A legend of all kernels that occur, from behind to in front, and of ``others``: label → (dashes, colour)."""
     kernels = {
-        (label, colour): a for layer in centers for a, (label, colour) in zip(layer, _kernels(layer), strict=True)
+        place: kernel for layer in centers for place, kernel in zip(kernel_places(layer), _kernels(layer), strict=True)
     }
-    ordered = sorted(kernels, key=lambda kernel: kernels[kernel])
+    ordered = [kernels[place] for place in sorted(kernels)]
     handles = [Line2D([], [], color=colour) for _, colour in ordered]
     labels = [label for label, _ in ordered]
     for label, (dashes, colour) in (others or {}).items():

@@ -111,6 +111,11 @@ def kernel_labels(centers: Sequence[float] | Array) -> list[str]:
     ]
 
 
+def kernel_places(centers: Sequence[float] | Array) -> list[int]:
+    """Where each of K kernels stands from behind (negative) to in front; 0 is at the same depth."""
+    return [{BEHIND: -1, SAME: 0, FRONT: 1}[side] * (rank + 1) for side, rank in _ranked(centers)]
+
+
 def _ranked(centers: Sequence[float] | Array) -> list[tuple[str, int]]:
     """Side of each kernel, and how many kernels of that side are nearer to 0."""
     found, distances = sides(centers), np.abs(centers)
