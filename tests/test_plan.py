@@ -62,7 +62,11 @@ def test_a_file_may_build_on_another(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("lr: 1e-3", "lrr: 1e-3"), "did you mean 'train.lr'"),
+        (("lr: 1e-3", "lrr: 1e-3"), "study.yaml, row 'extra': .*did you mean 'train.lr'"),
+        (("seeds: [7]", "seeds: 7"), "row 'extra': seeds must be a list of whole numbers"),
+        (("seeds: [7]", "seeds: [a]"), "row 'extra': seeds must be a list of whole numbers"),
+        (("seeds: [7]", "seeds: [7, 7]"), "row 'extra': seeds must differ"),
+        (("{lr: 0.5}", "{seed: 5}"), "row 'malleable K=3': train.seed is set"),
         (("steps: 10", "steps: ten"), "train.steps"),
         (("lr: 0.5", "lr: -1"), "train.lr must be positive"),
         (("title: Two methods", "titel: Two methods"), "titel"),
@@ -73,6 +77,11 @@ def test_a_file_may_build_on_another(tmp_path: Path) -> None:
 def test_errors_name_what_is_wrong(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_plan(write(tmp_path, FILE.replace(*change)))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="^there is no file"):
+        read_plan(tmp_path / "none.yaml")
 
 
 def test_a_study_without_rows_is_refused(tmp_path: Path) -> None:

@@ -150,13 +150,83 @@ def test_other_settings_than_those_of_the_results_are_refused(study: Study, caps
     assert study.run() == 1
     assert "K=1, seed 0 with other settings: train.lr was 0.01 and is 0.5" in capsys.readouterr().err
     (study.out / "results.json").unlink()
+    (study.out / "table.md").unlink()
     assert study.run() == 1
     assert "seed0 was started with other settings: train.lr was 0.01 and is 0.5" in capsys.readouterr().err
 
 
-def test_steps_reach_the_runs(study: Study) -> None:
-    assert study.run("--steps", "9") == 0
-    assert json.loads((study.out / "k-1/seed0/metrics.jsonl").read_text())["step"] == 9
+def test_steps_make_runs_in_a_folder_of_their_own(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    assert study.run("--steps", "9") == 2
+    assert "folder of their own with --out" in capsys.readouterr().err
+    short = study.folder / "short"
+    assert study.run("--steps", "9", "--out", str(short)) == 0
+    assert json.loads((short / "k-1/seed0/metrics.jsonl").read_text())["step"] == 9
+    assert study.means(short) == {"K=1": 10.5, "K=2": 20.5}
+    assert not study.out.exists()
+
+
+def test_another_out_leaves_the_file_s_record_alone(study: Study) -> None:
+    study.file.write_text(f"{study.file.read_text()}record: {study.folder / 'kept'}\n")
+    assert study.run("--out", str(study.folder / "other")) == 0
+    assert not (study.folder / "kept").exists()
+
+
+def test_results_that_are_not_asked_for_any_more_are_not_forgotten(
+    study: Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study.run()
+    before = (study.out / "results.json").read_text()
+    study.file.write_text(study.file.read_text().replace("seeds: [0, 1]", "seeds: [0]"))
+    assert study.run() == 1
+    assert "does not ask for any more: K=1, seed 1; K=2, seed 1" in capsys.readouterr().err
+    assert (study.out / "results.json").read_text() == before
+
+
+@pytest.mark.parametrize(("name", "option"), [("table.md", "--record"), ("report.html", "--report")])
+def test_files_of_others_are_left_alone(
+    study: Study, name: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study.out.mkdir()
+    (study.out / name).write_text("mine")
+    assert study.run() == 1
+    assert (study.out / name).read_text() == "mine"
+    assert option in capsys.readouterr().err
+    assert not study.started()
+
+
+def test_a_results_file_of_another_kind_is_refused(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    study.out.mkdir()
+    (study.out / "results.json").write_text('{"miou": 3}')
+    assert study.run() == 1
+    assert "is not what a study writes" in capsys.readouterr().err
+
+
+def test_processes_that_collect_at_the_same_time_do_not_disturb_each_other(study: Study) -> None:
+    study.run()
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom malleable.plan import read_plan\nfrom malleable.study import collect\n"
+        "file, out = map(Path, sys.argv[1:])\n"
+        "for _ in range(60): assert len(collect(read_plan(file), out, out).results) == 4"
+    )
+    processes = [start(["-c", code, str(study.file), str(study.out)]) for _ in range(2)]
+    assert [(process.communicate(timeout=100)[1][-300:], process.returncode) for process in processes] == [("", 0)] * 2
+
+
+def test_a_study_that_was_told_to_stop_starts_no_other_run(study: Study) -> None:
+    """Even if the run that it told in turn ends well."""
+    stand_in = study.folder / "patient.py"
+    stand_in.write_text(
+        "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+        f"open({str(study.log)!r}, 'a').write('run\\n')\ntime.sleep(60)\n"
+    )
+    launcher = f"{sys.executable} {stand_in}"
+    process = start(["-m", "malleable", "study", str(study.file), "--launcher", launcher])
+    deadline = time.monotonic() + 100
+    while not study.started() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert (process.returncode, study.started()) == (128 + signal.SIGTERM, ["run"])
 
 
 def test_it_trains_for_real_and_writes_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

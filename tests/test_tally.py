@@ -56,7 +56,8 @@ def test_one_seed_has_no_spread() -> None:
 
 
 def test_the_markdown_table_has_the_paper_beside_ours() -> None:
-    lines = tally().to_markdown().splitlines()
+    title, _, *lines = tally().to_markdown().splitlines()
+    assert title == "A title"
     assert lines[0].startswith("|  | seeds | mIoU | pixel accuracy | mean accuracy | mIoU above RGB | paper's mIoU |")
     assert lines[3].startswith("| ours | 2 | 46.00 ± 4.24 | 76.00 ± 4.24 | 56.00 ± 4.24 | +5.00 ± 2.83 | 48.80")
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,18 @@ def test_a_run_leaves_what_it_promises(whole: Path) -> None:
         f"receptive_field/layer1.0.conv1/{name}"
         for name in ("temperature", *(f"center_{k}" for k in range(5)), *(f"scale_{k}" for k in (1, 2, 3)))
     }
+
+
+def test_a_run_that_died_in_its_last_validation_makes_it_up(whole: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    rows = metrics(out)
+    (out / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows[:-1]))
+    again = arguments(data, out, train__ema=0.9, train__validate_every=4)
+    assert cli.main([*again, "--resume=auto"]) == 0
+    assert metrics(out) == rows
+    assert cli.main([*again, "--resume=auto"]) == 0
+    assert metrics(out) == rows
 
 
 def test_metrics_hold_the_receptive_field_of_the_weights(whole: Path) -> None:

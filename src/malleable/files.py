@@ -33,6 +33,22 @@ def write_whole(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Only one process at a time is in here with ``folder``; others wait. Elsewhere than on POSIX systems none does."""
+    if os.name != "posix":
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def sync_folder(folder: Path) -> None:
     """Put the folder's names on the disk; elsewhere than on POSIX systems folders cannot be opened."""
     if os.name == "posix":

@@ -73,6 +73,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def scored(folder: Path, step: int) -> bool:
+    """Whether the run in ``folder`` was validated after ``step``."""
+    return any(SCORE in row and row["step"] == step for row in read_metrics(folder / METRICS))
+
+
 def receptive_fields(net: nn.Module) -> dict[str, float]:
     """Centers, temperature and scales of every malleable layer of ``net``, by name."""
     numbers: dict[str, float] = {}

@@ -64,16 +64,25 @@ def read_plan(path: Path, steps: int | None = None) -> Plan:
     Args:
         steps: updates of every run, instead of what the file says.
     """
-    file = _parse(path, _File, read_settings(path))
+    try:
+        settings = read_settings(path)
+    except UsageError as error:
+        raise UsageError(str(error).removeprefix("--config: ")) from error
+    file = _parse(str(path), _File, settings)
     if len({slug(name) for name in file.rows}) < len(file.rows) or not all(map(slug, file.rows)):
         raise UsageError(f"{path}: the rows need names that differ in letters or digits, got {', '.join(file.rows)}")
     runs: list[tuple[int, int, Run]] = []
     for name, row in file.rows.items():
-        row = dict(row or {})
-        seeds = row.pop("seeds", file.seeds)
+        row, where = dict(row or {}), f"{path}, row {name!r}"
+        seeds = _checked_seeds(where, row.pop("seeds", file.seeds))
         settings = merged(file.settings, row)
-        require_known(settings, get_type_hints(Config))
-        config = _parse(path, Config, settings)
+        try:
+            require_known(settings, get_type_hints(Config))
+        except UsageError as error:
+            raise UsageError(f"{where}: {error}") from error
+        if "seed" in (settings.get("train") or {}):
+            raise UsageError(f"{where}: train.seed is set, but each run gets one of seeds; leave it out")
+        config = _parse(where, Config, settings)
         for place, seed in enumerate(seeds):
             recipe = replace(config.train, seed=seed, **({} if steps is None else {"steps": steps}))
             runs.append((-len(seeds), place, Run(name, seed, replace(config, train=recipe))))
@@ -98,7 +107,16 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def _parse(path: Path, kind: Any, values: Mapping[str, Any]) -> Any:
+def _checked_seeds(where: str, seeds: Any) -> tuple[int, ...]:
+    """``seeds`` if they are different whole numbers."""
+    if not isinstance(seeds, list | tuple) or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise UsageError(f"{where}: seeds must be a list of whole numbers from 0 on, got {seeds!r}")
+    if len(set(seeds)) < len(seeds):
+        raise UsageError(f"{where}: seeds must differ from each other, got {seeds!r}")
+    return tuple(seeds)
+
+
+def _parse(where: str, kind: Any, values: Mapping[str, Any]) -> Any:
     """``values`` checked against the types of the dataclass ``kind``, as the command line does."""
     from jsonargparse import ArgumentError, ArgumentParser
 
@@ -107,5 +125,5 @@ def _parse(path: Path, kind: Any, values: Mapping[str, Any]) -> Any:
     try:
         parsed = parser.parse_object({"study": values}).study.as_dict()
     except ArgumentError as error:
-        raise UsageError(f"{path}: {' '.join(str(error).split())}") from error
+        raise UsageError(f"{where}: {' '.join(str(error).split())}") from error
     return Config.from_dict(parsed) if kind is Config else kind(**parsed)

@@ -14,6 +14,9 @@ from malleable.outcome import Group, grouped, read_run
 from malleable.output import check_free
 from malleable.page import element, page, paragraph, section
 
+SIGNATURE = "Written by malleable"
+"""What tells a report of ours from another page."""
+
 _COLOURS = tuple("var(--ink)" if colour == INK else colour for colour in LINES)  # as the curves have them
 
 
@@ -70,7 +73,7 @@ def _write(groups: Sequence[Group], out: Path, title: str, intro: str = "") -> N
         element("nav", element("ul", *links), aria_label="Contents"),
     )
     body = element("main", *(section(anchors[name], name, *parts) for name, parts in content.items()))
-    footer = element("footer", paragraph(f"Written by malleable {version('malleable')} on {_today()}."))
+    footer = element("footer", paragraph(f"{SIGNATURE} {version('malleable')} on {_today()}."))
     write_whole(out, page(title, header, body, footer).encode())
 
 

@@ -11,10 +11,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from malleable.files import write_whole
+from malleable.files import locked, write_whole
 from malleable.journal import METRICS
+from malleable.options import UsageError
 from malleable.plan import Plan, Run, read_plan, share, slug
-from malleable.report import write_report
+from malleable.report import SIGNATURE, write_report
 from malleable.runfolder import SETTINGS, differences, read_config, write_settings
 from malleable.tally import Result, Tally, read_results
 
@@ -36,16 +37,20 @@ def study(
 
     Args:
         file: YAML with title, out, seeds, settings and rows; see docs/studies.md.
-        out: folder for the runs, instead of the file's.
+        out: folder for the runs, and unless record says otherwise for their results, instead of the file's.
         record: folder for results.json, table.md and logs/, instead of the file's; the runs' folder if neither says.
         report: HTML file to write when all runs are done; report.html in the runs' folder by default.
-        steps: updates of every run, instead of the file's.
+        steps: updates of every run, instead of the file's; needs an out of its own.
         only: i/n takes the i-th of n parts of the runs, for as many processes or machines.
         launcher: the command that starts a run, for example "srun --gpus=1" or "sbatch --gpus=1".
     """
+    if steps is not None and out is None:
+        raise UsageError("steps makes other runs than the file's; give them a folder of their own with --out")
     plan = read_plan(Path(file), steps)
     folder = Path(out or plan.out)
-    kept = Path(record or plan.record or folder)
+    kept = Path(record or (plan.record if out is None else None) or folder)
+    page = folder / REPORT if report is None else Path(report)
+    check_ours(page, kept)
     tally = collect(plan, folder, kept)
     failed: list[Run] = []
     for run in share(plan.runs, only):
@@ -67,23 +72,41 @@ def study(
         names = "; ".join(map(str, missing))
         print(f"{len(missing)} of {len(plan.runs)} runs have no result yet: {names}", file=sys.stderr)
     else:
-        write_page(plan, folder, folder / REPORT if report is None else Path(report))
+        write_page(plan, folder, page)
     return 1 if failed else 0
+
+
+def check_ours(page: Path, kept: Path) -> None:
+    """Refuse to replace files that no study wrote."""
+    if page.exists() and SIGNATURE not in page.read_text(encoding="utf-8", errors="replace"):
+        raise FileExistsError(f"{page} is no report of malleable and is left as it is; give another name with --report")
+    if (kept / TABLE).exists() and not (kept / RESULTS).exists():
+        raise FileExistsError(
+            f"{kept / TABLE} is there without {RESULTS}, so no study wrote it; move it away, or give another --record"
+        )
 
 
 def start(run: Run, folder: Path, launcher: str | None) -> int:
     """Train ``run`` in ``folder`` from its newest checkpoint or from the start. Returns the exit code."""
     write_settings(folder, run.config)
     arguments = ["train", "--config", str(folder / SETTINGS), "--resume", "auto"]
-    process = subprocess.Popen([*shlex.split(launcher or ""), *_malleable(), *arguments])
-    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-    interrupted = 0
+    received: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
+
+    def forward(number: int, _: object) -> None:
+        received.append(number)
+        if process is not None:
+            process.terminate()
+
+    before = signal.signal(signal.SIGTERM, forward)
     try:
+        process = subprocess.Popen([*shlex.split(launcher or ""), *_malleable(), *arguments])
         while True:
             try:
-                return process.wait() or interrupted
+                code = process.wait()
+                return 128 + received[0] if received else code
             except KeyboardInterrupt:  # the run got the signal too: it writes a checkpoint and ends
-                interrupted = 128 + signal.SIGINT
+                received.append(signal.SIGINT)
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -96,28 +119,34 @@ def _malleable() -> Sequence[str]:
 
 def collect(plan: Plan, folder: Path, kept: Path) -> Tally:
     """The results of all runs that are done, whether they were kept or lie in ``folder``; all are kept then."""
-    results = read_results(kept / RESULTS, plan)
-    for run in plan.runs:
-        if run in results or not (folder / run.folder / SETTINGS).is_file():
-            continue
-        changed = differences(read_config(folder / run.folder), run.config)
-        if changed:
-            raise ValueError(
-                f"{folder / run.folder} was started with other settings: {'; '.join(changed)}. Give another folder "
-                "with --out, or move this one away"
-            )
-        result = Result.of_run(folder / run.folder, run.config)
-        if result is not None:
-            results[run] = result
-            if kept != folder:
-                log = kept / LOGS / f"{slug(run.row)}-seed{run.seed}.jsonl"
-                log.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(log, (folder / run.folder / METRICS).read_bytes())
-    tally = Tally(plan, results)
     kept.mkdir(parents=True, exist_ok=True)
-    write_whole(kept / RESULTS, (json.dumps(tally.to_dict(), indent=1) + "\n").encode())
-    write_whole(kept / TABLE, tally.to_markdown().encode())
+    with locked(kept):  # other parts of the study may be collecting too
+        results = read_results(kept / RESULTS, plan)
+        for run in plan.runs:
+            result = None if run in results else finished(run, folder / run.folder)
+            if result is not None:
+                results[run] = result
+                if kept != folder:
+                    log = kept / LOGS / f"{slug(run.row)}-seed{run.seed}.jsonl"
+                    log.parent.mkdir(exist_ok=True)
+                    write_whole(log, (folder / run.folder / METRICS).read_bytes())
+        tally = Tally(plan, results)
+        write_whole(kept / RESULTS, (json.dumps(tally.to_dict(), indent=1) + "\n").encode())
+        write_whole(kept / TABLE, tally.to_markdown().encode())
     return tally
+
+
+def finished(run: Run, folder: Path) -> Result | None:
+    """What ``run`` reached in ``folder``, None if it has not finished; refuses a run of other settings."""
+    if not (folder / SETTINGS).is_file():
+        return None
+    changed = differences(read_config(folder), run.config)
+    if changed:
+        raise ValueError(
+            f"{folder} was started with other settings: {'; '.join(changed)}. Give another folder with --out, or move "
+            "this one away"
+        )
+    return Result.of_run(folder, run.config)
 
 
 def write_page(plan: Plan, folder: Path, page: Path) -> None:

@@ -126,9 +126,10 @@ class Tally:
         return lines
 
     def to_markdown(self) -> str:
+        """The table below its title."""
         heading, *lines = [f"| {' | '.join(cells)} |" for cells in self.cells()]
         rule = "|---|" + "---:|" * (len(self.cells()[0]) - 1)
-        return "\n".join([heading, rule, *lines]) + "\n"
+        return "\n".join([self.plan.title, "", heading, rule, *lines]) + "\n"
 
     def print(self) -> None:
         """A table on standard output."""
@@ -137,9 +138,10 @@ class Tally:
         from rich.table import Table
 
         heading, *lines = self.cells()
+        several = any(len(self.of_row(row)) > 1 for row in self.plan.rows)
         table = Table(
             title=self.plan.title,
-            caption="percent; mean ± standard deviation over seeds",
+            caption="percent" + ("; mean ± standard deviation over seeds" if several else ""),
             box=box.SIMPLE_HEAD,
             pad_edge=False,
             padding=(0, 1, 0, 0),
@@ -154,17 +156,23 @@ class Tally:
 
 
 def read_results(path: Path, plan: Plan) -> dict[Run, Result]:
-    """The results of ``plan``'s runs in a results.json; refuses those of other settings."""
+    """The results of ``plan``'s runs in a results.json; refuses those of other settings, and to forget any."""
     if not path.is_file():
         return {}
-    rows = {row["name"]: row["runs"] for row in read_json(path)["rows"]}
-    found = {}
-    for run in plan.runs:
-        values = rows.get(run.row, {}).get(str(run.seed))
-        if values is None:
-            continue
-        found[run] = Result.from_dict(values)
-        changed = differences(found[run].config, run.config)
+    try:
+        rows = {row["name"]: row["runs"] for row in read_json(path)["rows"]}
+        kept = {(name, int(seed)): Result.from_dict(run) for name, runs in rows.items() for seed, run in runs.items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not what a study writes ({error!r}); use another record folder") from error
+    found = {run: kept.pop((run.row, run.seed)) for run in plan.runs if (run.row, run.seed) in kept}
+    if kept:
+        names = "; ".join(f"{row}, seed {seed}" for row, seed in kept)
+        raise ValueError(
+            f"{path} has results that the study does not ask for any more: {names}. Use another record folder, or put "
+            "these rows and seeds back"
+        )
+    for run, result in found.items():
+        changed = differences(result.config, run.config)
         if changed:
             raise ValueError(
                 f"{path} has a result of {run} with other settings: {'; '.join(changed)}. Use another record folder, "

@@ -19,7 +19,7 @@ from malleable.config import Config, DataConfig, ModelConfig, TrainConfig
 from malleable.data import Batch, SampleDataset, open_dataset, step_loader, train_transform
 from malleable.evaluate import evaluate_network
 from malleable.inference import probabilities
-from malleable.journal import Journal, Progress, receptive_fields, side_by_side
+from malleable.journal import Journal, Progress, receptive_fields, scored, side_by_side
 from malleable.loss import Loss, build_loss
 from malleable.runfolder import find_start, write_settings
 from malleable.runtime import Interruption, gathered, launch, on_first, seed_step, total
@@ -68,7 +68,7 @@ def fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> int:
     found = on_first(fabric, lambda: find_start(folder, config, resume))
     state = State(fabric, config, train_set, None if found is None else read_checkpoint(found))
     start = state.step
-    if start >= recipe.steps:
+    if start > recipe.steps or (start == recipe.steps and on_first(fabric, lambda: scored(folder, start))):
         print(f"{folder} has made its {recipe.steps} steps already", file=sys.stderr)
         return 0
     loader = step_loader(
@@ -91,7 +91,8 @@ def fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> int:
             batches = iter(loader)  # starts the loading processes
         if start:
             progress.say(f"{folder} goes on after step {start}")
-            if due(start, recipe.validate_every) and on_first(fabric, lambda: start not in as_first(journal).scores):
+            validating = due(start, recipe.validate_every) or start == recipe.steps
+            if validating and on_first(fabric, lambda: start not in as_first(journal).scores):
                 validate(state, val_set, folder, journal, progress)  # it was stopped between checkpoint and validation
         state.set_mode()
         progress.restart()
