@@ -36,16 +36,16 @@ def learned(numbers: dict[str, float]) -> list[Seeing]:
     return found
 
 
-def functions(seeing: Seeing) -> Assigning:
-    d, layer = np.linspace(-4, 4, 1601), seeing.layer
+def functions(seeing: Seeing, reach: float = 4.0) -> Assigning:
+    """Over relative differences from −reach to reach, in hundredths."""
+    d, layer = np.arange(-100 * reach, 100 * reach + 1) / 100, seeing.layer
     centers, temperature = layer.centers.tolist(), layer.temperature.item()
     return Assigning(d, *assigning(d, centers, temperature), np.array(centers), temperature)
 
 
 def width(seeing: Seeing) -> float:
     """Grid cells over which the kernels together take more than half of a neighbour."""
-    found = functions(seeing)
-    return float((found.g.sum(0) > 0.5).mean() * (found.d[-1] - found.d[0]))
+    return float((functions(seeing, reach=10.0).g.sum(0) > 0.5).sum()) / 100
 
 
 def spread(values: list[float]) -> str:

@@ -62,7 +62,7 @@ def test_a_file_may_build_on_another(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("lr: 1e-3", "lrr: 1e-3"), "study.yaml, row 'extra': .*did you mean 'train.lr'"),
+        (("lr: 1e-3", "lrr: 1e-3"), r"study\.yaml, row 'extra': .*did you mean 'train.lr'"),
         (("seeds: [7]", "seeds: 7"), "row 'extra': seeds must be a list of whole numbers"),
         (("seeds: [7]", "seeds: [a]"), "row 'extra': seeds must be a list of whole numbers"),
         (("seeds: [7]", "seeds: [7, 7]"), "row 'extra': seeds must differ"),

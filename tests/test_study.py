@@ -204,7 +204,8 @@ def test_a_results_file_of_another_kind_is_refused(study: Study, capsys: pytest.
 def test_processes_that_collect_at_the_same_time_do_not_disturb_each_other(study: Study) -> None:
     study.run()
     code = (
-        "import sys\nfrom pathlib import Path\nfrom malleable.plan import read_plan\nfrom malleable.study import collect\n"
+        "import sys\nfrom pathlib import Path\n"
+        "from malleable.plan import read_plan\nfrom malleable.study import collect\n"
         "file, out = map(Path, sys.argv[1:])\n"
         "for _ in range(60): assert len(collect(read_plan(file), out, out).results) == 4"
     )
