@@ -80,7 +80,7 @@ def test_errors_name_what_is_wrong(tmp_path: Path, change: tuple[str, str], mess
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="^there is no file"):
+    with pytest.raises(UsageError, match=r"^there is no file"):
         read_plan(tmp_path / "none.yaml")
 
 
