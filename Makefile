@@ -29,7 +29,7 @@ lint: setup
 MINUTES ?= 10
 demo: setup
 	$(BIN)/malleable study configs/study/demo.yaml --steps $$($(BIN)/python -c "print(max(1, round(28 * $(MINUTES))))") \
-		--out runs/demo/$(MINUTES)-minutes --report runs/demo/report.html
+		--out runs/demo/$(MINUTES)min --report runs/demo/report.html
 
 bench: setup
 	$(BIN)/malleable bench --out bench.json
