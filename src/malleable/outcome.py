@@ -150,9 +150,9 @@ def read_run(folder: Path) -> Run:
         dataset: SampleDataset | str = open_dataset(config.data.root, config.data.val)
     except (ValueError, OSError) as error:
         dataset = str(error)
-    rows = _rows(folder / METRICS)
+    rows = read_metrics(folder / METRICS)
     measured = _results(folder / RESULTS) or _last_validation(rows, config, dataset)
-    steps = [int(row["step"]) for row in rows] + [measured.step or 0 if measured is not None else 0]
+    steps = [row["step"] for row in rows] + [measured.step or 0 if measured is not None else 0]
     speeds = [row["images_per_second"] for row in rows if "images_per_second" in row]
     return Run(folder, config, path.read_text(encoding="utf-8"), dataset, measured, max(steps),
                median(speeds) if speeds else None)  # fmt: skip
@@ -183,15 +183,6 @@ def method_name(model: ModelConfig) -> str:
     return f"{several[model.conv]} K={model.kernels}" if model.conv in several else "depth-aware"
 
 
-def _rows(path: Path) -> list[dict[str, float]]:
-    """The numbers of a metrics.jsonl."""
-    return [
-        {key: value for key, value in row.items() if isinstance(value, int | float)}
-        for row in read_metrics(path)
-        if isinstance(row, dict) and isinstance(row.get("step"), int)
-    ]
-
-
 def _results(path: Path) -> Measured | None:
     """What ``malleable evaluate`` wrote, None if it did not."""
     if not path.is_file():
@@ -210,7 +201,7 @@ def _results(path: Path) -> Measured | None:
 
 
 def _last_validation(
-    rows: Sequence[Mapping[str, float]], config: Config, dataset: SampleDataset | str
+    rows: Sequence[Mapping[str, Any]], config: Config, dataset: SampleDataset | str
 ) -> Measured | None:
     row = next((row for row in reversed(rows) if SCORE in row), None)
     if row is None:
@@ -219,7 +210,7 @@ def _last_validation(
     iou: dict[str, Any] = {key.removeprefix(prefix): row[key] for key in row if key.startswith(prefix)}
     miou, pixels, classes = (row.get(f"val/{key}", math.nan) for key in _FIGURES)
     name = Path(config.data.root).name if isinstance(dataset, str) else dataset.name
-    return Measured(miou, pixels, classes, iou, name, config.data.val, Protocol(), int(row["step"]), "last validation")
+    return Measured(miou, pixels, classes, iou, name, config.data.val, Protocol(), row["step"], "last validation")
 
 
 @cache
