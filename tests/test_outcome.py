@@ -22,6 +22,20 @@ def test_results_go_before_the_last_validation(tmp_path: Path) -> None:
     assert run.measured.source == "results.json"
 
 
+@pytest.mark.parametrize(("step", "miou"), [(19, 40.0), (20, 11.0), (None, 11.0)])
+def test_a_later_validation_goes_before_older_results(tmp_path: Path, step: int | None, miou: float) -> None:
+    measured = read_run(write_outcome(tmp_path / "x", miou=11.0, validated=40.0, step=step)).measured
+    assert measured is not None
+    assert measured.miou == miou
+
+
+def test_results_may_be_left_unread(tmp_path: Path) -> None:
+    folder = write_outcome(tmp_path / "x", miou=11.0, validated=40.0)
+    measured = read_run(folder, evaluated=False).measured
+    assert measured is not None
+    assert measured.source == "last validation"
+
+
 def test_without_results_the_last_validation_counts(tmp_path: Path) -> None:
     folder = write_outcome(tmp_path / "x", validated=30.0)
     rows = (folder / "metrics.jsonl").read_text()

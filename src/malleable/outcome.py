@@ -140,8 +140,11 @@ class Group:
         return median(speeds) if speeds else None
 
 
-def read_run(folder: Path) -> Run:
-    """A run from its folder, finished or not. Nothing in its files is executed."""
+def read_run(folder: Path, evaluated: bool = True) -> Run:
+    """A run from its folder, finished or not. Nothing in its files is executed.
+
+    Its figures are those of results.json if ``evaluated`` and no later step was validated, else of the last validation.
+    """
     path = folder / SETTINGS
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no run ({SETTINGS} is missing); give a folder that training made")
@@ -151,7 +154,9 @@ def read_run(folder: Path) -> Run:
     except (ValueError, OSError) as error:
         dataset = str(error)
     rows = read_metrics(folder / METRICS)
-    measured = _results(folder / RESULTS) or _last_validation(rows, config, dataset)
+    measured, validated = _results(folder / RESULTS) if evaluated else None, _last_validation(rows, config, dataset)
+    if measured is None or (validated is not None and _later(validated, measured)):
+        measured = validated
     steps = [row["step"] for row in rows] + [measured.step or 0 if measured is not None else 0]
     speeds = [row["images_per_second"] for row in rows if "images_per_second" in row]
     return Run(folder, config, path.read_text(encoding="utf-8"), dataset, measured, max(steps),
@@ -198,6 +203,11 @@ def _results(path: Path) -> Measured | None:
         return Measured(miou, pixels, classes, iou, name, split, protocol, step, RESULTS)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is not what malleable evaluate writes ({error}); evaluate the run again") from error
+
+
+def _later(one: Measured, other: Measured) -> bool:
+    """Whether it is known to be of a later step."""
+    return one.step is not None and other.step is not None and one.step > other.step
 
 
 def _last_validation(

@@ -23,7 +23,8 @@ def report(runs: list[str], out: str = "report.html", title: str = "Report", ove
     Runs that differ by their seed alone are shown as one, with mean and standard deviation.
 
     Args:
-        runs: folders of runs, finished or not; figures of results.json go before the last validation of training.
+        runs: folders of runs, finished or not; figures of results.json go before the last validation of training,
+            unless that is of a later step.
         out: the HTML file to write.
         title: of the page.
         overwrite: replace a file that exists.
@@ -38,10 +39,10 @@ def report(runs: list[str], out: str = "report.html", title: str = "Report", ove
 def write_report(groups: Mapping[str, Sequence[Path]], out: Path, title: str, intro: str = "") -> None:
     """Write the report of ``groups``: shown name → its runs' folders, several of them if they are seeds of one method.
 
-    The first group without depth, or the first of all, is what the others are compared with. ``out`` is replaced if it
-    exists.
+    Figures are those of the last validation of training, however a run was evaluated afterwards. The first group
+    without depth, or the first of all, is what the others are compared with. ``out`` is replaced if it exists.
     """
-    read = [Group(name, tuple(read_run(run) for run in runs)) for name, runs in groups.items()]
+    read = [Group(name, tuple(read_run(run, evaluated=False) for run in runs)) for name, runs in groups.items()]
     _write(read, out, title, intro)
 
 
