@@ -138,6 +138,26 @@ def test_only_what_was_measured_alike_is_compared(tmp_path: Path) -> None:
     assert none.ahead(plain) is None
 
 
+def with_seeds(folder: Path, scores: dict[int, float]) -> Group:
+    runs = [read_run(write_outcome(folder / str(seed), validated=miou, seed=seed)) for seed, miou in scores.items()]
+    return Group(folder.name, tuple(runs))
+
+
+@pytest.mark.parametrize(("first", "second", "ahead"), [
+    ({0: 10, 1: 14, 2: 18}, {0: 13}, 3),                  # though its mean is lower
+    ({0: 10, 1: 14, 2: 18}, {2: 21, 0: 11, 5: 90}, 2),
+    ({0: 10}, {1: 13}, 3),
+    ({0: 10, 1: 14}, {2: 13}, None),
+    ({0: 10, 1: 14}, {2: 13, 3: 20}, None),
+])  # fmt: skip
+def test_runs_of_one_seed_are_compared(
+    tmp_path: Path, first: dict[int, float], second: dict[int, float], ahead: float | None
+) -> None:
+    baseline, other = with_seeds(tmp_path / "baseline", first), with_seeds(tmp_path / "other", second)
+    assert other.ahead(baseline) == ahead
+    assert baseline.ahead(other) == (None if ahead is None else -ahead)
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"holds no run \(config.yaml is missing\)"):
         read_run(tmp_path)

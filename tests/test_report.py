@@ -115,7 +115,19 @@ def test_what_is_as_good_as_the_best_is_named_beside_it(tmp_path: Path) -> None:
         name: [write_outcome(tmp_path / f"{name}{seed}", validated=miou, seed=seed) for seed, miou in enumerate(values)]
         for name, values in reached.items()
     }
-    assert "No further from it than a standard deviation: near, single." in report(tmp_path, groups).text
+    assert "No further from best than a standard deviation: near, single." in report(tmp_path, groups).text
+
+
+def test_the_best_is_the_one_furthest_above_the_baseline_seed_by_seed(tmp_path: Path) -> None:
+    reached = {"RGB": (10.0, 14.0, 18.0), "K=5": (13.0,), "K=3": (11.0, 15.0, 19.0)}
+    groups = {
+        name: [write_outcome(tmp_path / f"{name}{seed}", validated=miou, seed=seed) for seed, miou in enumerate(values)]
+        for name, values in reached.items()
+    }
+    text = report(tmp_path, groups).text
+    assert text.startswith("Title Title K=5 reaches 13.0 mIoU , 3.0 above RGB.")
+    assert "Differences are taken over the seeds that both have." in text
+    assert "13.00 +3.00 33.00" in text
 
 
 def test_unfinished_seeds_are_named(tmp_path: Path) -> None:

@@ -109,11 +109,15 @@ class Group:
         return self.runs[0].config
 
     @cached_property
+    def counted(self) -> list[tuple[Run, Measured]]:
+        """Its runs that were measured alike and after as many steps, with their figures: the largest such set."""
+        found = [(run, run.measured) for run in self.runs if run.measured is not None]
+        most = Counter((each.setting, each.step) for _, each in found).most_common(1)
+        return [(run, each) for run, each in found if (each.setting, each.step) == most[0][0]]
+
+    @property
     def measured(self) -> list[Measured]:
-        """The figures of its runs that were measured alike and after as many steps: the largest such set."""
-        found = [run.measured for run in self.runs if run.measured is not None]
-        most = Counter((each.setting, each.step) for each in found).most_common(1)
-        return [each for each in found if (each.setting, each.step) == most[0][0]]
+        return [each for _, each in self.counted]
 
     @property
     def setting(self) -> str | None:
@@ -128,11 +132,27 @@ class Group:
     def miou(self) -> Mean | None:
         return self.mean(lambda measured: measured.miou)
 
+    @property
+    def seeds(self) -> set[int]:
+        """Of the runs that its figures are from."""
+        return {run.config.train.seed for run, _ in self.counted}
+
     def ahead(self, other: Group) -> float | None:
-        """How far its mIoU is above that of ``other``; None if they were not measured alike."""
-        if self.miou is None or other.miou is None or self.setting != other.setting:
+        """How far its mIoU is above that of ``other``: the mean over the seeds that both have, or of one run each.
+
+        None if there is no such pair, or if the two were not measured alike.
+        """
+        if self.setting != other.setting:
             return None
-        return self.miou.value - other.miou.value
+        alone = len(self.counted) == len(other.counted) == 1
+        gains = [
+            mine.miou - theirs.miou
+            for run, mine in self.counted
+            for against, theirs in other.counted
+            if alone or run.config.train.seed == against.config.train.seed
+        ]
+        gains = [gain for gain in gains if math.isfinite(gain)]
+        return mean(gains) if gains else None
 
     @property
     def images_per_second(self) -> float | None:

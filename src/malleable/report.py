@@ -81,30 +81,37 @@ def _baseline(groups: Sequence[Group]) -> Group:
     return next((group for group in measured if group.config.model.conv is None), measured[0])
 
 
+def _best(groups: Sequence[Group], baseline: Group) -> Group:
+    """The one furthest above the baseline."""
+    compared = [group for group in groups if group.ahead(baseline) is not None]
+    return max(compared, key=lambda group: group.ahead(baseline) or 0.0, default=baseline)
+
+
 def _headline(groups: Sequence[Group], baseline: Group) -> list[object]:
     """The one sentence that matters."""
-    ahead = {group.name: value for group in groups if (value := group.ahead(baseline)) is not None}
-    if baseline.miou is None:
+    best = _best(groups, baseline)
+    ahead = best.ahead(baseline)
+    if best.miou is None or ahead is None:
         return ["No run has a result yet."]
-    best = max(ahead, key=ahead.__getitem__)
-    score = element("strong", f"{baseline.miou.value + ahead[best]:.1f} mIoU")
-    reached: list[object] = [best, " reaches ", score]
-    if len(ahead) == 1:
-        return [*reached, "."]
-    if best == baseline.name:
-        return [*reached, "; no other run is above it."]
-    if round(ahead[best], 1) == 0:
+    reached: list[object] = [best.name, " reaches ", element("strong", f"{best.miou.value:.1f} mIoU")]
+    if best is not baseline and round(ahead, 1) == 0:
         return [*reached, f", level with {baseline.name}."]
-    return [*reached, ", ", element("strong", f"{ahead[best]:.1f} above"), f" {baseline.name}."]
+    if best is not baseline:
+        return [*reached, ", ", element("strong", f"{ahead:.1f} above"), f" {baseline.name}."]
+    others = [group for group in groups if group is not baseline and group.ahead(baseline) is not None]
+    return [*reached, "; no other run is above it." if others else "."]
 
 
 def _setting(groups: Sequence[Group], baseline: Group) -> str:
     """What the headline's figures were measured on, and what to mind in reading them."""
     settings = dict.fromkeys(group.setting for group in groups if group.setting is not None)
     sentences = [f"Measured on {'; '.join(settings)}."] if settings else []
-    near = _near(groups, baseline)
+    best = _best(groups, baseline)
+    near = _near(groups, best)
     if near:
-        sentences.append(f"No further from it than a standard deviation: {', '.join(near)}.")
+        sentences.append(f"No further from {best.name} than a standard deviation: {', '.join(near)}.")
+    if any(group.seeds != baseline.seeds and group.seeds & baseline.seeds for group in groups):
+        sentences.append("Differences are taken over the seeds that both have.")
     if len(settings) > 1:
         sentences.append("Differences are given between figures that were measured alike.")
     if len({(group.runs[0].budget, group.config.model.backbone) for group in groups}) > 1:
@@ -117,17 +124,15 @@ def _setting(groups: Sequence[Group], baseline: Group) -> str:
     return " ".join(sentences)
 
 
-def _near(groups: Sequence[Group], baseline: Group) -> list[str]:
+def _near(groups: Sequence[Group], best: Group) -> list[str]:
     """The groups that are no further from the best than the larger standard deviation of the two."""
-    means = {group.name: group.miou for group in groups if group.miou and group.setting == baseline.setting}
-    if not means:
-        return []
-    best = max(means, key=lambda name: means[name].value)
-    return [
-        name
-        for name, mean in means.items()
-        if name != best and means[best].value - mean.value <= max(mean.deviation or 0.0, means[best].deviation or 0.0)
-    ]
+
+    def near(group: Group) -> bool:
+        distance = best.ahead(group)
+        spreads = [mean.deviation or 0.0 for mean in (group.miou, best.miou) if mean]
+        return distance is not None and distance <= max(spreads)
+
+    return [group.name for group in groups if group is not best and near(group)]
 
 
 def _today() -> str:

@@ -57,7 +57,7 @@ def results(groups: Sequence[Group], baseline: Group, colours: Mapping[str, str]
         Column("multiply-adds, G", [_number(value) for value in _costs(groups, _multiply_adds)]),
         Column("images/s", [_number(group.images_per_second, 1) for group in groups]),
     ]
-    notes = [f"In percent. Differences are to {baseline.name}."]
+    notes = [f"In percent. Differences are to {baseline.name}, seed by seed."]
     if any(mean.deviation is not None for group in groups if (mean := group.miou)):
         notes.append("± is the sample standard deviation over n runs.")
     if any(papers):
