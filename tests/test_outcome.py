@@ -122,6 +122,12 @@ def test_groups_have_names_of_their_own(tmp_path: Path) -> None:
     assert names == ["malleable K=3 (short)", "malleable K=3 (long)", "depth-aware", "2.5D K=5"]
 
 
+def test_a_copy_of_a_run_is_not_another_seed(tmp_path: Path) -> None:
+    made = [("a", 0, 40.0), ("b", 1, 42.0), ("copy", 0, 40.0)]
+    groups = grouped(read_run(write_outcome(tmp_path / name, miou=miou, seed=seed)) for name, seed, miou in made)
+    assert [(group.name, len(group.runs)) for group in groups] == [("RGB baseline (a)", 2), ("RGB baseline (copy)", 1)]
+
+
 def test_folders_of_one_name_are_told_apart_by_their_path(tmp_path: Path) -> None:
     folders = [write_outcome(tmp_path / str(steps) / "x", steps=steps) for steps in (10, 20)]
     names = [group.name for group in grouped(map(read_run, folders))]

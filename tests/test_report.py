@@ -211,6 +211,16 @@ def test_the_command_writes_a_file_and_leaves_others_alone(tmp_path: Path, capsy
     assert Markup(out.read_text()).text.startswith("Ours Ours RGB baseline reaches 40.0 mIoU .")
 
 
+def test_a_folder_given_twice_is_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_outcome(tmp_path / "a", validated=40.0)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report", "a", "./a", str(run), "a/../a", "--out", "r.html"]) == 0
+    assert "shows 1 run\n" in capsys.readouterr().out
+    assert "n = " not in Markup(Path("r.html").read_text()).text
+
+
 def test_a_later_evaluation_changes_only_what_the_command_shows(tmp_path: Path) -> None:
     run, out = write_outcome(tmp_path / "x", validated=30.0, miou=50.0, flip=True), tmp_path / "r.html"
     assert report(tmp_path, {"RGB": [run]}).text.startswith("Title Title RGB reaches 30.0 mIoU .")

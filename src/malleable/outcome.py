@@ -184,11 +184,17 @@ def read_run(folder: Path, evaluated: bool = True) -> Run:
 
 
 def grouped(runs: Iterable[Run]) -> list[Group]:
-    """Runs that differ by their seed alone together, each group by the name of its method, unlike all others."""
-    seeds: dict[Config, list[Run]] = {}
+    """Runs that differ by their seed alone together, each group by the name of its method, unlike all others.
+
+    A run with the seed of another is no further seed: it goes to a group of its own.
+    """
+    seeds: dict[tuple[Config, int], list[Run]] = {}
+    copies: Counter[Config] = Counter()
     for run in runs:
-        seeds.setdefault(replace(run.config, train=replace(run.config.train, seed=0)), []).append(run)
-    methods = Counter(method_name(config.model) for config in seeds)
+        method = replace(run.config, train=replace(run.config.train, seed=0))
+        seeds.setdefault((method, copies[run.config]), []).append(run)
+        copies[run.config] += 1
+    methods = Counter(method_name(config.model) for config, _ in seeds)
     folders = Counter(members[0].folder.name for members in seeds.values())
 
     def name(run: Run) -> str:

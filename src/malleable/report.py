@@ -31,8 +31,10 @@ def report(runs: list[str], out: str = "report.html", title: str = "Report", ove
     """
     path = Path(out)
     check_free(path, overwrite)
-    folders = dict.fromkeys(map(Path, runs))
-    _write(grouped(map(read_run, folders)), path, title)
+    folders: dict[Path, Path] = {}
+    for folder in map(Path, runs):
+        folders.setdefault(folder.resolve(), folder)
+    _write(grouped(map(read_run, folders.values())), path, title)
     print(f"{path} shows {len(folders)} {'run' if len(folders) == 1 else 'runs'}")
 
 
