@@ -144,6 +144,20 @@ def test_only_what_was_measured_alike_is_compared(tmp_path: Path) -> None:
     assert none.ahead(plain) is None
 
 
+@pytest.mark.parametrize(("first", "second", "ahead"), [
+    ((20, 20), (20, 20), 3), ((20, 20), (40, 40), 3), ((10, 20), (10, 20), 3), ((10, 20), (10, 40), 3),
+    ((20, 20), (15, 20), None), ((15, 20), (20, 20), None), ((10, 20), (15, 20), None), ((20, 20), (30, 40), None),
+])  # fmt: skip
+def test_the_end_of_training_or_the_same_step_is_compared(
+    tmp_path: Path, first: tuple[int, int], second: tuple[int, int], ahead: float | None
+) -> None:
+    baseline, other = (
+        Group(name, (read_run(write_outcome(tmp_path / name, validated=miou, done=done, steps=steps)),))
+        for name, miou, (done, steps) in (("a", 10.0, first), ("b", 13.0, second))
+    )
+    assert other.ahead(baseline) == ahead
+
+
 def with_seeds(folder: Path, scores: dict[int, float]) -> Group:
     runs = [read_run(write_outcome(folder / str(seed), validated=miou, seed=seed)) for seed, miou in scores.items()]
     return Group(folder.name, tuple(runs))

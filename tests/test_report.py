@@ -31,7 +31,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Markup:
     folder = tmp_path_factory.mktemp("two")
     groups = {
         "RGB": [write_outcome(folder / "rgb", validated=37.8)],
-        "ours": [write_outcome(folder / "ours", MALLEABLE, validated=41.2, done=15)],
+        "ours": [write_outcome(folder / "ours", MALLEABLE, validated=41.2)],
     }
     return report(folder, groups, intro="Said before.")
 
@@ -45,10 +45,7 @@ def test_the_first_sentence_is_the_one_that_matters(two: Markup) -> None:
     "+3.40",                                  # difference
     "41.20", "61.20", "51.20",                # mIoU, pixel and mean accuracy
     "synthetic-rooms val, single scale",
-    "last validation, step 15",
     "last validation, step 20",
-    "Not finished yet: ours.",
-    "unfinished, step 15 of 20",
     "20 steps × 4 images of 64×96",
     "resnet10t",
     "model.conv null malleable",              # the one setting that differs
@@ -128,6 +125,31 @@ def test_the_best_is_the_one_furthest_above_the_baseline_seed_by_seed(tmp_path: 
     assert text.startswith("Title Title K=5 reaches 13.0 mIoU , 3.0 above RGB.")
     assert "Differences are taken over the seeds that both have." in text
     assert "13.00 +3.00 33.00" in text
+
+
+def test_an_unfinished_run_is_not_compared_with_a_finished_one(tmp_path: Path) -> None:
+    groups = {
+        "RGB": [write_outcome(tmp_path / "rgb", validated=37.8)],
+        "ours": [write_outcome(tmp_path / "ours", MALLEABLE, validated=38.8, done=15)],
+        "less": [write_outcome(tmp_path / "less", MALLEABLE, validated=30.0)],
+    }
+    text = report(tmp_path, groups).text
+    assert (
+        "RGB reaches 37.8 mIoU ; no run compared with it is above it. Not compared with RGB: ours (38.8 mIoU)." in text
+    )
+    assert "Not finished yet: ours." in text
+    assert "unfinished, step 15 of 20" in text
+    assert "last validation, step 15" in text
+    assert "38.80 – 58.80" in text
+
+
+def test_what_was_measured_otherwise_is_named_in_the_headline(tmp_path: Path) -> None:
+    rgb = write_outcome(tmp_path / "rgb", miou=10.0, scales=[0.5, 1.0])
+    ours, out = write_outcome(tmp_path / "ours", MALLEABLE, miou=30.0), tmp_path / "r.html"
+    assert cli.main(["report", str(rgb), str(ours), "--out", str(out)]) == 0
+    text = Markup(out.read_text()).text
+    assert "RGB baseline reaches 10.0 mIoU . Not compared with RGB baseline: malleable K=3 (30.0 mIoU)." in text
+    assert "Compared are only figures that were measured alike" in text
 
 
 def test_unfinished_seeds_are_named(tmp_path: Path) -> None:

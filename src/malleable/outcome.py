@@ -133,6 +133,15 @@ class Group:
         return self.mean(lambda measured: measured.miou)
 
     @property
+    def _step(self) -> int | None:
+        return self.measured[0].step if self.measured else None
+
+    @property
+    def _complete(self) -> bool:
+        """Whether its figures are those of the end of training, as far as is known."""
+        return all(each.step is None or each.step >= run.config.train.steps for run, each in self.counted)
+
+    @property
     def seeds(self) -> set[int]:
         """Of the runs that its figures are from."""
         return {run.config.train.seed for run, _ in self.counted}
@@ -140,9 +149,9 @@ class Group:
     def ahead(self, other: Group) -> float | None:
         """How far its mIoU is above that of ``other``: the mean over the seeds that both have, or of one run each.
 
-        None if there is no such pair, or if the two were not measured alike.
+        None if there is no such pair, or if the two were not measured alike, at the same step or the end of training.
         """
-        if self.setting != other.setting:
+        if self.setting != other.setting or not (self._step == other._step or (self._complete and other._complete)):
             return None
         alone = len(self.counted) == len(other.counted) == 1
         gains = [

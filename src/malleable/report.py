@@ -89,19 +89,29 @@ def _best(groups: Sequence[Group], baseline: Group) -> Group:
     return max(compared, key=lambda group: group.ahead(baseline) or 0.0, default=baseline)
 
 
+def _apart(groups: Sequence[Group], baseline: Group) -> list[Group]:
+    """Those with figures that may not be compared with the baseline's."""
+    return [group for group in groups if group.miou is not None and group.ahead(baseline) is None]
+
+
 def _headline(groups: Sequence[Group], baseline: Group) -> list[object]:
-    """The one sentence that matters."""
-    best = _best(groups, baseline)
+    """The one sentence that matters, and what it cannot tell of."""
+    best, apart = _best(groups, baseline), _apart(groups, baseline)
     ahead = best.ahead(baseline)
     if best.miou is None or ahead is None:
         return ["No run has a result yet."]
-    reached: list[object] = [best.name, " reaches ", element("strong", f"{best.miou.value:.1f} mIoU")]
+    words: list[object] = [best.name, " reaches ", element("strong", f"{best.miou.value:.1f} mIoU")]
     if best is not baseline and round(ahead, 1) == 0:
-        return [*reached, f", level with {baseline.name}."]
-    if best is not baseline:
-        return [*reached, ", ", element("strong", f"{ahead:.1f} above"), f" {baseline.name}."]
-    others = [group for group in groups if group is not baseline and group.ahead(baseline) is not None]
-    return [*reached, "; no other run is above it." if others else "."]
+        words.append(f", level with {baseline.name}.")
+    elif best is not baseline:
+        words += [", ", element("strong", f"{ahead:.1f} above"), f" {baseline.name}."]
+    else:
+        compared = any(group is not baseline and group.ahead(baseline) is not None for group in groups)
+        words.append(f"; no {'run compared with it' if apart else 'other run'} is above it." if compared else ".")
+    if apart:
+        scores = ", ".join(f"{group.name} ({group.miou.value:.1f} mIoU)" for group in apart if group.miou)
+        words.append(f" Not compared with {baseline.name}: {scores}.")
+    return words
 
 
 def _setting(groups: Sequence[Group], baseline: Group) -> str:
@@ -114,8 +124,11 @@ def _setting(groups: Sequence[Group], baseline: Group) -> str:
         sentences.append(f"No further from {best.name} than a standard deviation: {', '.join(near)}.")
     if any(group.seeds != baseline.seeds and group.seeds & baseline.seeds for group in groups):
         sentences.append("Differences are taken over the seeds that both have.")
-    if len(settings) > 1:
-        sentences.append("Differences are given between figures that were measured alike.")
+    if _apart(groups, baseline):
+        sentences.append(
+            "Compared are only figures that were measured alike, at the end of training or after the same step, of common "
+            "seeds if there are several."
+        )
     if len({(group.runs[0].budget, group.config.model.backbone) for group in groups}) > 1:
         sentences.append("The runs were not trained alike: see Settings.")
     unfinished = [group.name for group in groups if not all(run.finished for run in group.runs)]
