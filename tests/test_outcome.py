@@ -58,9 +58,12 @@ def test_a_run_is_finished_after_its_last_step(tmp_path: Path, done: int, finish
     assert (run.step, run.finished) == (done, finished)
 
 
-def test_the_command_is_the_first_line_of_its_settings(tmp_path: Path) -> None:
-    folder = write_outcome(tmp_path / "x")
-    assert read_run(folder).command == f"malleable train --config {folder}/config.yaml --resume auto"
+def test_the_command_goes_on_with_a_run_or_trains_a_finished_one_again(tmp_path: Path) -> None:
+    config = f"'{tmp_path}/my run/config.yaml'"
+    folder = write_outcome(tmp_path / "my run", done=15)
+    assert read_run(folder).command == f"malleable train --config {config} --out '{folder}' --resume auto"
+    write_outcome(folder)
+    assert read_run(folder).command == f"malleable train --config {config} --out NEW_FOLDER"
 
 
 def test_cost_counts_the_parameters_of_the_network(tmp_path: Path) -> None:

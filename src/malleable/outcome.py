@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,8 +66,9 @@ class Run:
 
     @property
     def command(self) -> str:
-        """What runs it again: the first line of its config.yaml."""
-        return self.yaml.partition("\n")[0].removeprefix("#").strip()
+        """What goes on with it, or once it is finished trains it anew."""
+        where = ["--out", "NEW_FOLDER"] if self.finished else ["--out", str(self.folder), "--resume", "auto"]
+        return shlex.join(["malleable", "train", "--config", str(self.folder / SETTINGS), *where])
 
     @property
     def finished(self) -> bool:

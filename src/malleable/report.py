@@ -126,8 +126,8 @@ def _setting(groups: Sequence[Group], baseline: Group) -> str:
         sentences.append("Differences are taken over the seeds that both have.")
     if _apart(groups, baseline):
         sentences.append(
-            "Compared are only figures that were measured alike, at the end of training or after the same step, of common "
-            "seeds if there are several."
+            "Compared are only figures that were measured alike, at the end of training or after the same step, of "
+            "common seeds if there are several."
         )
     if len({(group.runs[0].budget, group.config.model.backbone) for group in groups}) > 1:
         sentences.append("The runs were not trained alike: see Settings.")
