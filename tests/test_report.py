@@ -115,6 +115,11 @@ def test_what_is_as_good_as_the_best_is_named_beside_it(tmp_path: Path) -> None:
     assert "No further from best than a standard deviation: near, single." in report(tmp_path, groups).text
 
 
+def test_single_runs_have_no_standard_deviation_to_be_within(tmp_path: Path) -> None:
+    groups = {name: [write_outcome(tmp_path / name, validated=40.0)] for name in ("one", "other")}
+    assert "standard deviation" not in report(tmp_path, groups).text
+
+
 def test_the_best_is_the_one_furthest_above_the_baseline_seed_by_seed(tmp_path: Path) -> None:
     reached = {"RGB": (10.0, 14.0, 18.0), "K=5": (13.0,), "K=3": (11.0, 15.0, 19.0)}
     groups = {

@@ -144,8 +144,8 @@ def _near(groups: Sequence[Group], best: Group) -> list[str]:
 
     def near(group: Group) -> bool:
         distance = best.ahead(group)
-        spreads = [mean.deviation or 0.0 for mean in (group.miou, best.miou) if mean]
-        return distance is not None and distance <= max(spreads)
+        spreads = [mean.deviation for mean in (group.miou, best.miou) if mean and mean.deviation is not None]
+        return distance is not None and bool(spreads) and distance <= max(spreads)
 
     return [group.name for group in groups if group is not best and near(group)]
 
