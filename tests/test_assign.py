@@ -32,7 +32,7 @@ def test_shares_never_exceed_one(kernels: int, temperature: float, d: list[float
 
 
 def test_values_at_initialisation() -> None:
-    """Fig. 3 by hand: at d = 0, h = (−4, −1, 0, −1, −4)."""
+    """Fig. 2 by hand: at d = 0, h = (−4, −1, 0, −1, −4)."""
     g = malleable_assign(torch.zeros(1, 1, dtype=torch.float64), DEFAULT, 1.0)[0, :, 0]
     e = torch.exp(torch.tensor([-4.0, -1.0, 0.0, -1.0, -4.0], dtype=torch.float64))
     torch.testing.assert_close(g, e[1:-1] / e.sum())

@@ -179,6 +179,22 @@ def test_by_default_a_pixel_is_shown_whose_neighbours_differ() -> None:
     assert found.centre[0] in (8, 9)
 
 
+def test_by_default_the_whole_window_lies_on_the_map_and_has_depth() -> None:
+    depth = torch.full((16, 16), 2.0)
+    depth[:, :4] -= 0.4 / FOCAL  # a faint edge
+    depth[7:10, 10:13] = 0
+    depth[8, 11] = 2.0 - 2.0 / FOCAL  # strong, but seen only together with unknown depth
+    found = neighbours(seen(MalleableConv2d(1, 1, 5, padding=2), 1), sample_of(depth))
+    assert found.inside.all()
+    assert all(depth[y, x] > 0 for x, y in found.taps)
+
+
+@pytest.mark.parametrize("size", [3, 16])
+def test_without_depth_the_window_lies_on_the_map_if_it_can(size: int) -> None:
+    found = neighbours(seen(MalleableConv2d(1, 1, 5, padding=2), 1), sample_of(torch.zeros(size, size)))
+    assert found.inside.all() == (size == 16)
+
+
 def test_layers_are_named_by_stage_whatever_order_they_were_asked_for_in() -> None:
     net = DeepLabV3Plus("resnet10t", 3, kernels=1, stages=(4, 2))
     found = seeing_layers(net)

@@ -22,6 +22,20 @@ def test_results_go_before_the_last_validation(tmp_path: Path) -> None:
     assert run.measured.source == "results.json"
 
 
+@pytest.mark.parametrize(("step", "miou"), [(19, 40.0), (20, 11.0), (None, 11.0)])
+def test_a_later_validation_goes_before_older_results(tmp_path: Path, step: int | None, miou: float) -> None:
+    measured = read_run(write_outcome(tmp_path / "x", miou=11.0, validated=40.0, step=step)).measured
+    assert measured is not None
+    assert measured.miou == miou
+
+
+def test_results_may_be_left_unread(tmp_path: Path) -> None:
+    folder = write_outcome(tmp_path / "x", miou=11.0, validated=40.0)
+    measured = read_run(folder, evaluated=False).measured
+    assert measured is not None
+    assert measured.source == "last validation"
+
+
 def test_without_results_the_last_validation_counts(tmp_path: Path) -> None:
     folder = write_outcome(tmp_path / "x", validated=30.0)
     rows = (folder / "metrics.jsonl").read_text()
@@ -44,9 +58,12 @@ def test_a_run_is_finished_after_its_last_step(tmp_path: Path, done: int, finish
     assert (run.step, run.finished) == (done, finished)
 
 
-def test_the_command_is_the_first_line_of_its_settings(tmp_path: Path) -> None:
-    folder = write_outcome(tmp_path / "x")
-    assert read_run(folder).command == f"malleable train --config {folder}/config.yaml --resume auto"
+def test_the_command_goes_on_with_a_run_or_trains_a_finished_one_again(tmp_path: Path) -> None:
+    config = f"'{tmp_path}/my run/config.yaml'"
+    folder = write_outcome(tmp_path / "my run", done=15)
+    assert read_run(folder).command == f"malleable train --config {config} --out '{folder}' --resume auto"
+    write_outcome(folder)
+    assert read_run(folder).command == f"malleable train --config {config} --out NEW_FOLDER"
 
 
 def test_cost_counts_the_parameters_of_the_network(tmp_path: Path) -> None:
@@ -108,6 +125,12 @@ def test_groups_have_names_of_their_own(tmp_path: Path) -> None:
     assert names == ["malleable K=3 (short)", "malleable K=3 (long)", "depth-aware", "2.5D K=5"]
 
 
+def test_a_copy_of_a_run_is_not_another_seed(tmp_path: Path) -> None:
+    made = [("a", 0, 40.0), ("b", 1, 42.0), ("copy", 0, 40.0)]
+    groups = grouped(read_run(write_outcome(tmp_path / name, miou=miou, seed=seed)) for name, seed, miou in made)
+    assert [(group.name, len(group.runs)) for group in groups] == [("RGB baseline (a)", 2), ("RGB baseline (copy)", 1)]
+
+
 def test_folders_of_one_name_are_told_apart_by_their_path(tmp_path: Path) -> None:
     folders = [write_outcome(tmp_path / str(steps) / "x", steps=steps) for steps in (10, 20)]
     names = [group.name for group in grouped(map(read_run, folders))]
@@ -122,6 +145,40 @@ def test_only_what_was_measured_alike_is_compared(tmp_path: Path) -> None:
     assert same.ahead(plain) == 3.5
     assert other.ahead(plain) is None
     assert none.ahead(plain) is None
+
+
+@pytest.mark.parametrize(("first", "second", "ahead"), [
+    ((20, 20), (20, 20), 3), ((20, 20), (40, 40), 3), ((10, 20), (10, 20), 3), ((10, 20), (10, 40), 3),
+    ((20, 20), (15, 20), None), ((15, 20), (20, 20), None), ((10, 20), (15, 20), None), ((20, 20), (30, 40), None),
+])  # fmt: skip
+def test_the_end_of_training_or_the_same_step_is_compared(
+    tmp_path: Path, first: tuple[int, int], second: tuple[int, int], ahead: float | None
+) -> None:
+    baseline, other = (
+        Group(name, (read_run(write_outcome(tmp_path / name, validated=miou, done=done, steps=steps)),))
+        for name, miou, (done, steps) in (("a", 10.0, first), ("b", 13.0, second))
+    )
+    assert other.ahead(baseline) == ahead
+
+
+def with_seeds(folder: Path, scores: dict[int, float]) -> Group:
+    runs = [read_run(write_outcome(folder / str(seed), validated=miou, seed=seed)) for seed, miou in scores.items()]
+    return Group(folder.name, tuple(runs))
+
+
+@pytest.mark.parametrize(("first", "second", "ahead"), [
+    ({0: 10, 1: 14, 2: 18}, {0: 13}, 3),                  # though its mean is lower
+    ({0: 10, 1: 14, 2: 18}, {2: 21, 0: 11, 5: 90}, 2),
+    ({0: 10}, {1: 13}, 3),
+    ({0: 10, 1: 14}, {2: 13}, None),
+    ({0: 10, 1: 14}, {2: 13, 3: 20}, None),
+])  # fmt: skip
+def test_runs_of_one_seed_are_compared(
+    tmp_path: Path, first: dict[int, float], second: dict[int, float], ahead: float | None
+) -> None:
+    baseline, other = with_seeds(tmp_path / "baseline", first), with_seeds(tmp_path / "other", second)
+    assert other.ahead(baseline) == ahead
+    assert baseline.ahead(other) == (None if ahead is None else -ahead)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

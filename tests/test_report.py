@@ -17,7 +17,7 @@ from outcomes import CLASSES, write_outcome
 from toys import write_run
 
 MALLEABLE = ModelConfig("resnet10t", pretrained=False)
-EVIL = "<script>alert(1)</script>"
+EVIL = "<script>alert(1)"
 
 
 def report(tmp_path: Path, groups: dict[str, list[Path]], **options: str) -> Markup:
@@ -31,7 +31,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Markup:
     folder = tmp_path_factory.mktemp("two")
     groups = {
         "RGB": [write_outcome(folder / "rgb", validated=37.8)],
-        "ours": [write_outcome(folder / "ours", MALLEABLE, miou=41.2, done=15)],
+        "ours": [write_outcome(folder / "ours", MALLEABLE, validated=41.2)],
     }
     return report(folder, groups, intro="Said before.")
 
@@ -45,14 +45,11 @@ def test_the_first_sentence_is_the_one_that_matters(two: Markup) -> None:
     "+3.40",                                  # difference
     "41.20", "61.20", "51.20",                # mIoU, pixel and mean accuracy
     "synthetic-rooms val, single scale",
-    "results.json, step 15",
     "last validation, step 20",
-    "Not finished yet: ours.",
-    "unfinished, step 15 of 20",
     "20 steps × 4 images of 64×96",
     "resnet10t",
     "model.conv null malleable",              # the one setting that differs
-    "--resume auto",
+    "Train it again in a new folder:",
 ])  # fmt: skip
 def test_the_page_says(two: Markup, text: str) -> None:
     assert text in two.text
@@ -86,11 +83,12 @@ def test_the_page_can_be_read_aloud(two: Markup) -> None:
 
 
 def test_names_of_runs_and_classes_are_text(tmp_path: Path) -> None:
-    run = write_outcome(tmp_path / "x", miou=40.0, classes=[EVIL], dataset=EVIL)
+    run = write_outcome(tmp_path / "x", validated=40.0, classes=[EVIL], root=EVIL)
     markup = report(tmp_path, {EVIL: [run]}, title=EVIL, intro=EVIL)
     assert not markup.faults
     assert not markup.all("script")
-    assert markup.text.count(EVIL) >= 5
+    assert markup.text.count(f"Measured on {EVIL} val") == 1
+    assert markup.text.count(EVIL) >= 6
 
 
 @pytest.mark.parametrize(("rgb", "ours", "sentence"), [
@@ -102,8 +100,8 @@ def test_names_of_runs_and_classes_are_text(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_headlines(tmp_path: Path, rgb: float | None, ours: float | None, sentence: str) -> None:
     groups = {
-        "ours": [write_outcome(tmp_path / "ours", MALLEABLE, miou=ours)],
-        "RGB": [write_outcome(tmp_path / "rgb", miou=rgb)],
+        "ours": [write_outcome(tmp_path / "ours", MALLEABLE, validated=ours)],
+        "RGB": [write_outcome(tmp_path / "rgb", validated=rgb)],
     }
     assert report(tmp_path, groups).text.startswith(f"Title Title {sentence}")
 
@@ -111,10 +109,53 @@ def test_headlines(tmp_path: Path, rgb: float | None, ours: float | None, senten
 def test_what_is_as_good_as_the_best_is_named_beside_it(tmp_path: Path) -> None:
     reached = {"far": (30.0, 31.0), "best": (40.0, 41.0), "near": (39.0, 41.0), "single": (39.9,)}
     groups = {
-        name: [write_outcome(tmp_path / f"{name}{seed}", miou=miou, seed=seed) for seed, miou in enumerate(values)]
+        name: [write_outcome(tmp_path / f"{name}{seed}", validated=miou, seed=seed) for seed, miou in enumerate(values)]
         for name, values in reached.items()
     }
-    assert "No further from it than a standard deviation: near, single." in report(tmp_path, groups).text
+    assert "No further from best than a standard deviation: near, single." in report(tmp_path, groups).text
+
+
+def test_single_runs_have_no_standard_deviation_to_be_within(tmp_path: Path) -> None:
+    groups = {name: [write_outcome(tmp_path / name, validated=40.0)] for name in ("one", "other")}
+    assert "standard deviation" not in report(tmp_path, groups).text
+
+
+def test_the_best_is_the_one_furthest_above_the_baseline_seed_by_seed(tmp_path: Path) -> None:
+    reached = {"RGB": (10.0, 14.0, 18.0), "K=5": (13.0,), "K=3": (11.0, 15.0, 19.0)}
+    groups = {
+        name: [write_outcome(tmp_path / f"{name}{seed}", validated=miou, seed=seed) for seed, miou in enumerate(values)]
+        for name, values in reached.items()
+    }
+    text = report(tmp_path, groups).text
+    assert text.startswith("Title Title K=5 reaches 13.0 mIoU , 3.0 above RGB.")
+    assert "Differences are taken over the seeds that both have." in text
+    assert "13.00 +3.00 33.00" in text
+
+
+def test_an_unfinished_run_is_not_compared_with_a_finished_one(tmp_path: Path) -> None:
+    groups = {
+        "RGB": [write_outcome(tmp_path / "rgb", validated=37.8)],
+        "ours": [write_outcome(tmp_path / "ours", MALLEABLE, validated=38.8, done=15)],
+        "less": [write_outcome(tmp_path / "less", MALLEABLE, validated=30.0)],
+    }
+    text = report(tmp_path, groups).text
+    assert (
+        "RGB reaches 37.8 mIoU ; no run compared with it is above it. Not compared with RGB: ours (38.8 mIoU)." in text
+    )
+    assert "Not finished yet: ours." in text
+    assert "unfinished, step 15 of 20" in text
+    assert "Go on with it:" in text
+    assert "last validation, step 15" in text
+    assert "38.80 – 58.80" in text
+
+
+def test_what_was_measured_otherwise_is_named_in_the_headline(tmp_path: Path) -> None:
+    rgb = write_outcome(tmp_path / "rgb", miou=10.0, scales=[0.5, 1.0])
+    ours, out = write_outcome(tmp_path / "ours", MALLEABLE, miou=30.0), tmp_path / "r.html"
+    assert cli.main(["report", str(rgb), str(ours), "--out", str(out)]) == 0
+    text = Markup(out.read_text()).text
+    assert "RGB baseline reaches 10.0 mIoU . Not compared with RGB baseline: malleable K=3 (30.0 mIoU)." in text
+    assert "Compared are only figures that were measured alike" in text
 
 
 def test_unfinished_seeds_are_named(tmp_path: Path) -> None:
@@ -123,19 +164,19 @@ def test_unfinished_seeds_are_named(tmp_path: Path) -> None:
 
 
 def test_a_loss_has_a_minus_sign(tmp_path: Path) -> None:
-    groups = {"RGB": [write_outcome(tmp_path / "a", miou=40.0)], "x": [write_outcome(tmp_path / "b", miou=38.5)]}
+    groups = {name: [write_outcome(tmp_path / name, validated=miou)] for name, miou in (("RGB", 40.0), ("x", 38.5))}
     assert "38.50 −1.50 58.50" in report(tmp_path, groups).text
 
 
 def test_seeds_are_shown_with_their_deviation(tmp_path: Path) -> None:
-    seeds = [write_outcome(tmp_path / str(s), miou=40.0 + s, seed=s) for s in range(3)]
+    seeds = [write_outcome(tmp_path / str(s), validated=40.0 + s, seed=s) for s in range(3)]
     text = report(tmp_path, {"RGB": seeds}).text
     assert "41.00 ± 1.00 n = 3" in text
     assert "RGB, seed 2" in text
 
 
 def test_bars_carry_names_once_there_are_more_runs_than_colours(tmp_path: Path) -> None:
-    run = write_outcome(tmp_path / "x", miou=40.0)
+    run = write_outcome(tmp_path / "x", validated=40.0)
     for count, seen in ((7, 1), (8, 1 + len(CLASSES))):
         markup = report(tmp_path, {f"run {number}": [run] for number in range(count)})
         assert sum(attributes.get("class") == "bars named" for attributes in markup.all("ul")) == seen
@@ -146,7 +187,7 @@ def test_a_single_run_is_not_counted(two: Markup) -> None:
 
 
 def test_the_paper_s_row_is_labelled_by_its_data_and_budget(tmp_path: Path) -> None:
-    run = write_outcome(tmp_path / "x", MALLEABLE, miou=30.0, root="/nowhere/nyudv2-half", dataset="nyudv2-half")
+    run = write_outcome(tmp_path / "x", MALLEABLE, validated=30.0, root="/nowhere/nyudv2-half")
     text = report(tmp_path, {"ours": [run]}).text
     assert "48.80" in text
     assert "Tables 2 and 4 to 7: NYUDv2 full size, ResNet-50, 40k iterations, single scale" in text
@@ -158,7 +199,7 @@ def test_without_a_row_of_the_paper_there_is_no_column(two: Markup) -> None:
 
 
 def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
-    run = write_outcome(tmp_path / "x", miou=30.0, root="/nowhere/set")
+    run = write_outcome(tmp_path / "x", validated=30.0, root="/nowhere/set")
     assert (
         "Figures that need the data are left out: /nowhere/set is neither a folder"
         in report(tmp_path, {"x": [run]}).text
@@ -187,7 +228,7 @@ def test_a_run_with_a_checkpoint_is_drawn(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_a_file_and_leaves_others_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, out = write_outcome(tmp_path / "x", miou=40.0), tmp_path / "r.html"
+    run, out = write_outcome(tmp_path / "x", validated=40.0), tmp_path / "r.html"
     command = ["report", str(run), str(write_outcome(tmp_path / "y", MALLEABLE)), "--out", str(out)]
     out.write_text("mine")
     assert cli.main(command) == 1
@@ -196,6 +237,25 @@ def test_the_command_writes_a_file_and_leaves_others_alone(tmp_path: Path, capsy
     assert cli.main([*command, "--overwrite", "--title", "Ours"]) == 0
     assert "shows 2 runs" in capsys.readouterr().out
     assert Markup(out.read_text()).text.startswith("Ours Ours RGB baseline reaches 40.0 mIoU .")
+
+
+def test_a_folder_given_twice_is_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_outcome(tmp_path / "a", validated=40.0)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report", "a", "./a", str(run), "a/../a", "--out", "r.html"]) == 0
+    assert "shows 1 run\n" in capsys.readouterr().out
+    assert "n = " not in Markup(Path("r.html").read_text()).text
+
+
+def test_a_later_evaluation_changes_only_what_the_command_shows(tmp_path: Path) -> None:
+    run, out = write_outcome(tmp_path / "x", validated=30.0, miou=50.0, flip=True), tmp_path / "r.html"
+    assert report(tmp_path, {"RGB": [run]}).text.startswith("Title Title RGB reaches 30.0 mIoU .")
+    assert cli.main(["report", str(run), "--out", str(out)]) == 0
+    text = Markup(out.read_text()).text
+    assert text.startswith("Report Report RGB baseline reaches 50.0 mIoU .")
+    assert "results.json, step 20" in text
 
 
 def test_a_folder_without_a_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

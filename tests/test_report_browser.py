@@ -59,7 +59,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     models = [None, *(ModelConfig("resnet10t", conv=conv, kernels=1, pretrained=False)
                       for conv in ("depth_aware", "conv25d", "malleable"))]  # fmt: skip
     runs = [
-        [write_outcome(folder / f"{number}_{seed}", model, miou=40.0 + seed, classes=classes, seed=seed, root="nyu")
+        [write_outcome(folder / f"{number}{seed}", model, validated=40.0 + seed, classes=classes, seed=seed, root="nyu")
          for seed in range(2)]
         for number, model in enumerate(models)
     ]  # fmt: skip

@@ -94,7 +94,7 @@ class FieldPath:
 
 @styled
 def assigning_functions(states: Mapping[str, Assigning]) -> Figure:
-    """h_k above, g_k below (paper, Fig. 3 and appendix 3), for every state: at the start, in each layer.
+    """h_k above, g_k below (paper, Fig. 2 and appendix 3), for every state: at the start, in each layer.
 
     Args:
         states: title → functions.
@@ -125,7 +125,7 @@ def assigning_functions(states: Mapping[str, Assigning]) -> Figure:
 
 @styled
 def receptive_fields(methods: Mapping[str, Mapping[str, Field]], depth: float, focal: float) -> Figure:
-    """Depth receptive fields in metres (paper, Fig. 5 and appendix 4): a row a method, a column a stage.
+    """Depth receptive fields in metres (paper, Fig. 4 and appendix 4): a row a method, a column a stage.
 
     As in the paper, every panel is scaled to the height of its highest kernel.
 
@@ -164,7 +164,7 @@ def receptive_fields(methods: Mapping[str, Mapping[str, Field]], depth: float, f
 
 @styled
 def rebalancing(layers: Mapping[str, tuple[Array, Array, Array]], counted: str) -> Figure:
-    """Which share of all assigned pixels each kernel has, before and after rebalancing (paper, Fig. 4, appendix 5).
+    """Which share of all assigned pixels each kernel has, before and after rebalancing (paper, Fig. 3, appendix 5).
 
     Args:
         layers: title → (shares before, shares after, centers), each (K,).

@@ -43,7 +43,7 @@ def qualitative(
     classes: Sequence[str],
     palette: Sequence[Sequence[int]],
 ) -> Figure:
-    """Results beside the truth, a row a sample (paper, Fig. 6).
+    """Results beside the truth, a row a sample (paper, Fig. 5).
 
     The last column shows where the last prediction errs; if there are several, compared with the first.
 

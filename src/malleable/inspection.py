@@ -207,7 +207,8 @@ class Neighbours:
 def neighbours(seeing: Seeing, sample: Sample, pixel: tuple[int, int] | None = None) -> Neighbours:
     """Which neighbours each kernel of a layer takes at the output pixel nearest to ``pixel`` (x, y).
 
-    By default where neighbours differ most in which kernel takes them.
+    By default where neighbours differ most in which kernel takes them, of the pixels whose whole window lies on the map
+    and has depth; if there is none, of those whose window lies on the map.
     """
     g, inside, known = (part[0] for part in _assignment(seeing, _geometry(sample)))  # (K, taps, Hout, Wout), (1, …)
     window, (height, width) = seeing.layer.window, g.shape[-2:]
@@ -220,8 +221,9 @@ def neighbours(seeing: Seeing, sample: Sample, pixel: tuple[int, int] | None = N
     )
     middle = divmod(window.centre, window.kernel_size[1])
     if pixel is None:
-        differ = g.var(1, unbiased=False).sum(0) * (inside[0].amin(0) + known[0].all(0))
-        i, j = divmod(int(differ.argmax()), width)
+        differ = g.var(1, unbiased=False).sum(0)
+        whole = 2 * inside[0].amin(0) + known[0].all(0)
+        i, j = divmod(int(differ.masked_fill(whole < whole.amax(), -1).argmax()), width)
     else:
         i, j = (
             int(np.abs(positions[:, tap] - wanted).argmin())

@@ -63,13 +63,18 @@ class Journal:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl; one that a killed run left half-written is not there."""
+    """The numbers of each row of a metrics.jsonl.
+
+    A line that is no object with an integer ``step``, such as one that a killed run left half-written, is not there.
+    """
     rows = []
     for line in path.read_text().splitlines() if path.is_file() else ():
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except json.JSONDecodeError:
             continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows.append({key: value for key, value in row.items() if isinstance(value, int | float)})
     return rows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,8 +66,9 @@ class Run:
 
     @property
     def command(self) -> str:
-        """What runs it again: the first line of its config.yaml."""
-        return self.yaml.partition("\n")[0].removeprefix("#").strip()
+        """What goes on with it, or once it is finished trains it anew."""
+        where = ["--out", "NEW_FOLDER"] if self.finished else ["--out", str(self.folder), "--resume", "auto"]
+        return shlex.join(["malleable", "train", "--config", str(self.folder / SETTINGS), *where])
 
     @property
     def finished(self) -> bool:
@@ -109,11 +111,15 @@ class Group:
         return self.runs[0].config
 
     @cached_property
+    def counted(self) -> list[tuple[Run, Measured]]:
+        """Its runs that were measured alike and after as many steps, with their figures: the largest such set."""
+        found = [(run, run.measured) for run in self.runs if run.measured is not None]
+        most = Counter((each.setting, each.step) for _, each in found).most_common(1)
+        return [(run, each) for run, each in found if (each.setting, each.step) == most[0][0]]
+
+    @property
     def measured(self) -> list[Measured]:
-        """The figures of its runs that were measured alike and after as many steps: the largest such set."""
-        found = [run.measured for run in self.runs if run.measured is not None]
-        most = Counter((each.setting, each.step) for each in found).most_common(1)
-        return [each for each in found if (each.setting, each.step) == most[0][0]]
+        return [each for _, each in self.counted]
 
     @property
     def setting(self) -> str | None:
@@ -128,11 +134,36 @@ class Group:
     def miou(self) -> Mean | None:
         return self.mean(lambda measured: measured.miou)
 
+    @property
+    def _step(self) -> int | None:
+        return self.measured[0].step if self.measured else None
+
+    @property
+    def _complete(self) -> bool:
+        """Whether its figures are those of the end of training, as far as is known."""
+        return all(each.step is None or each.step >= run.config.train.steps for run, each in self.counted)
+
+    @property
+    def seeds(self) -> set[int]:
+        """Of the runs that its figures are from."""
+        return {run.config.train.seed for run, _ in self.counted}
+
     def ahead(self, other: Group) -> float | None:
-        """How far its mIoU is above that of ``other``; None if they were not measured alike."""
-        if self.miou is None or other.miou is None or self.setting != other.setting:
+        """How far its mIoU is above that of ``other``: the mean over the seeds that both have, or of one run each.
+
+        None if there is no such pair, or if the two were not measured alike, at the same step or the end of training.
+        """
+        if self.setting != other.setting or not (self._step == other._step or (self._complete and other._complete)):
             return None
-        return self.miou.value - other.miou.value
+        alone = len(self.counted) == len(other.counted) == 1
+        gains = [
+            mine.miou - theirs.miou
+            for run, mine in self.counted
+            for against, theirs in other.counted
+            if alone or run.config.train.seed == against.config.train.seed
+        ]
+        gains = [gain for gain in gains if math.isfinite(gain)]
+        return mean(gains) if gains else None
 
     @property
     def images_per_second(self) -> float | None:
@@ -140,8 +171,11 @@ class Group:
         return median(speeds) if speeds else None
 
 
-def read_run(folder: Path) -> Run:
-    """A run from its folder, finished or not. Nothing in its files is executed."""
+def read_run(folder: Path, evaluated: bool = True) -> Run:
+    """A run from its folder, finished or not. Nothing in its files is executed.
+
+    Its figures are those of results.json if ``evaluated`` and no later step was validated, else of the last validation.
+    """
     path = folder / SETTINGS
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no run ({SETTINGS} is missing); give a folder that training made")
@@ -150,20 +184,28 @@ def read_run(folder: Path) -> Run:
         dataset: SampleDataset | str = open_dataset(config.data.root, config.data.val)
     except (ValueError, OSError) as error:
         dataset = str(error)
-    rows = _rows(folder / METRICS)
-    measured = _results(folder / RESULTS) or _last_validation(rows, config, dataset)
-    steps = [int(row["step"]) for row in rows] + [measured.step or 0 if measured is not None else 0]
+    rows = read_metrics(folder / METRICS)
+    measured, validated = _results(folder / RESULTS) if evaluated else None, _last_validation(rows, config, dataset)
+    if measured is None or (validated is not None and _later(validated, measured)):
+        measured = validated
+    steps = [row["step"] for row in rows] + [measured.step or 0 if measured is not None else 0]
     speeds = [row["images_per_second"] for row in rows if "images_per_second" in row]
     return Run(folder, config, path.read_text(encoding="utf-8"), dataset, measured, max(steps),
                median(speeds) if speeds else None)  # fmt: skip
 
 
 def grouped(runs: Iterable[Run]) -> list[Group]:
-    """Runs that differ by their seed alone together, each group by the name of its method, unlike all others."""
-    seeds: dict[Config, list[Run]] = {}
+    """Runs that differ by their seed alone together, each group by the name of its method, unlike all others.
+
+    A run with the seed of another is no further seed: it goes to a group of its own.
+    """
+    seeds: dict[tuple[Config, int], list[Run]] = {}
+    copies: Counter[Config] = Counter()
     for run in runs:
-        seeds.setdefault(replace(run.config, train=replace(run.config.train, seed=0)), []).append(run)
-    methods = Counter(method_name(config.model) for config in seeds)
+        method = replace(run.config, train=replace(run.config.train, seed=0))
+        seeds.setdefault((method, copies[run.config]), []).append(run)
+        copies[run.config] += 1
+    methods = Counter(method_name(config.model) for config, _ in seeds)
     folders = Counter(members[0].folder.name for members in seeds.values())
 
     def name(run: Run) -> str:
@@ -183,15 +225,6 @@ def method_name(model: ModelConfig) -> str:
     return f"{several[model.conv]} K={model.kernels}" if model.conv in several else "depth-aware"
 
 
-def _rows(path: Path) -> list[dict[str, float]]:
-    """The numbers of a metrics.jsonl."""
-    return [
-        {key: value for key, value in row.items() if isinstance(value, int | float)}
-        for row in read_metrics(path)
-        if isinstance(row, dict) and isinstance(row.get("step"), int)
-    ]
-
-
 def _results(path: Path) -> Measured | None:
     """What ``malleable evaluate`` wrote, None if it did not."""
     if not path.is_file():
@@ -209,8 +242,13 @@ def _results(path: Path) -> Measured | None:
         raise ValueError(f"{path} is not what malleable evaluate writes ({error}); evaluate the run again") from error
 
 
+def _later(one: Measured, other: Measured) -> bool:
+    """Whether it is known to be of a later step."""
+    return one.step is not None and other.step is not None and one.step > other.step
+
+
 def _last_validation(
-    rows: Sequence[Mapping[str, float]], config: Config, dataset: SampleDataset | str
+    rows: Sequence[Mapping[str, Any]], config: Config, dataset: SampleDataset | str
 ) -> Measured | None:
     row = next((row for row in reversed(rows) if SCORE in row), None)
     if row is None:
@@ -219,7 +257,7 @@ def _last_validation(
     iou: dict[str, Any] = {key.removeprefix(prefix): row[key] for key in row if key.startswith(prefix)}
     miou, pixels, classes = (row.get(f"val/{key}", math.nan) for key in _FIGURES)
     name = Path(config.data.root).name if isinstance(dataset, str) else dataset.name
-    return Measured(miou, pixels, classes, iou, name, config.data.val, Protocol(), int(row["step"]), "last validation")
+    return Measured(miou, pixels, classes, iou, name, config.data.val, Protocol(), row["step"], "last validation")
 
 
 @cache

@@ -26,25 +26,28 @@ def report(runs: list[str], out: str = "report.html", title: str = "Report", ove
     Runs that differ by their seed alone are shown as one, with mean and standard deviation.
 
     Args:
-        runs: folders of runs, finished or not; figures of results.json go before the last validation of training.
+        runs: folders of runs, finished or not; figures of results.json go before the last validation of training,
+            unless that is of a later step.
         out: the HTML file to write.
         title: of the page.
         overwrite: replace a file that exists.
     """
     path = Path(out)
     check_free(path, overwrite)
-    folders = dict.fromkeys(map(Path, runs))
-    _write(grouped(map(read_run, folders)), path, title)
+    folders: dict[Path, Path] = {}
+    for folder in map(Path, runs):
+        folders.setdefault(folder.resolve(), folder)
+    _write(grouped(map(read_run, folders.values())), path, title)
     print(f"{path} shows {len(folders)} {'run' if len(folders) == 1 else 'runs'}")
 
 
 def write_report(groups: Mapping[str, Sequence[Path]], out: Path, title: str, intro: str = "") -> None:
     """Write the report of ``groups``: shown name → its runs' folders, several of them if they are seeds of one method.
 
-    The first group without depth, or the first of all, is what the others are compared with. ``out`` is replaced if it
-    exists.
+    Figures are those of the last validation of training, however a run was evaluated afterwards. The first group
+    without depth, or the first of all, is what the others are compared with. ``out`` is replaced if it exists.
     """
-    read = [Group(name, tuple(read_run(run) for run in runs)) for name, runs in groups.items()]
+    read = [Group(name, tuple(read_run(run, evaluated=False) for run in runs)) for name, runs in groups.items()]
     _write(read, out, title, intro)
 
 
@@ -83,32 +86,52 @@ def _baseline(groups: Sequence[Group]) -> Group:
     return next((group for group in measured if group.config.model.conv is None), measured[0])
 
 
+def _best(groups: Sequence[Group], baseline: Group) -> Group:
+    """The one furthest above the baseline."""
+    compared = [group for group in groups if group.ahead(baseline) is not None]
+    return max(compared, key=lambda group: group.ahead(baseline) or 0.0, default=baseline)
+
+
+def _apart(groups: Sequence[Group], baseline: Group) -> list[Group]:
+    """Those with figures that may not be compared with the baseline's."""
+    return [group for group in groups if group.miou is not None and group.ahead(baseline) is None]
+
+
 def _headline(groups: Sequence[Group], baseline: Group) -> list[object]:
-    """The one sentence that matters."""
-    ahead = {group.name: value for group in groups if (value := group.ahead(baseline)) is not None}
-    if baseline.miou is None:
+    """The one sentence that matters, and what it cannot tell of."""
+    best, apart = _best(groups, baseline), _apart(groups, baseline)
+    ahead = best.ahead(baseline)
+    if best.miou is None or ahead is None:
         return ["No run has a result yet."]
-    best = max(ahead, key=ahead.__getitem__)
-    score = element("strong", f"{baseline.miou.value + ahead[best]:.1f} mIoU")
-    reached: list[object] = [best, " reaches ", score]
-    if len(ahead) == 1:
-        return [*reached, "."]
-    if best == baseline.name:
-        return [*reached, "; no other run is above it."]
-    if round(ahead[best], 1) == 0:
-        return [*reached, f", level with {baseline.name}."]
-    return [*reached, ", ", element("strong", f"{ahead[best]:.1f} above"), f" {baseline.name}."]
+    words: list[object] = [best.name, " reaches ", element("strong", f"{best.miou.value:.1f} mIoU")]
+    if best is not baseline and round(ahead, 1) == 0:
+        words.append(f", level with {baseline.name}.")
+    elif best is not baseline:
+        words += [", ", element("strong", f"{ahead:.1f} above"), f" {baseline.name}."]
+    else:
+        compared = any(group is not baseline and group.ahead(baseline) is not None for group in groups)
+        words.append(f"; no {'run compared with it' if apart else 'other run'} is above it." if compared else ".")
+    if apart:
+        scores = ", ".join(f"{group.name} ({group.miou.value:.1f} mIoU)" for group in apart if group.miou)
+        words.append(f" Not compared with {baseline.name}: {scores}.")
+    return words
 
 
 def _setting(groups: Sequence[Group], baseline: Group) -> str:
     """What the headline's figures were measured on, and what to mind in reading them."""
     settings = dict.fromkeys(group.setting for group in groups if group.setting is not None)
     sentences = [f"Measured on {'; '.join(settings)}."] if settings else []
-    near = _near(groups, baseline)
+    best = _best(groups, baseline)
+    near = _near(groups, best)
     if near:
-        sentences.append(f"No further from it than a standard deviation: {', '.join(near)}.")
-    if len(settings) > 1:
-        sentences.append("Differences are given between figures that were measured alike.")
+        sentences.append(f"No further from {best.name} than a standard deviation: {', '.join(near)}.")
+    if any(group.seeds != baseline.seeds and group.seeds & baseline.seeds for group in groups):
+        sentences.append("Differences are taken over the seeds that both have.")
+    if _apart(groups, baseline):
+        sentences.append(
+            "Compared are only figures that were measured alike, at the end of training or after the same step, of "
+            "common seeds if there are several."
+        )
     if len({(group.runs[0].budget, group.config.model.backbone) for group in groups}) > 1:
         sentences.append("The runs were not trained alike: see Settings.")
     unfinished = [group.name for group in groups if not all(run.finished for run in group.runs)]
@@ -119,17 +142,15 @@ def _setting(groups: Sequence[Group], baseline: Group) -> str:
     return " ".join(sentences)
 
 
-def _near(groups: Sequence[Group], baseline: Group) -> list[str]:
+def _near(groups: Sequence[Group], best: Group) -> list[str]:
     """The groups that are no further from the best than the larger standard deviation of the two."""
-    means = {group.name: group.miou for group in groups if group.miou and group.setting == baseline.setting}
-    if not means:
-        return []
-    best = max(means, key=lambda name: means[name].value)
-    return [
-        name
-        for name, mean in means.items()
-        if name != best and means[best].value - mean.value <= max(mean.deviation or 0.0, means[best].deviation or 0.0)
-    ]
+
+    def near(group: Group) -> bool:
+        distance = best.ahead(group)
+        spreads = [mean.deviation for mean in (group.miou, best.miou) if mean and mean.deviation is not None]
+        return distance is not None and bool(spreads) and distance <= max(spreads)
+
+    return [group.name for group in groups if group is not best and near(group)]
 
 
 def _today() -> str:

@@ -57,7 +57,7 @@ def results(groups: Sequence[Group], baseline: Group, colours: Mapping[str, str]
         Column("multiply-adds, G", [_number(value) for value in _costs(groups, _multiply_adds)]),
         Column("images/s", [_number(group.images_per_second, 1) for group in groups]),
     ]
-    notes = [f"In percent. Differences are to {baseline.name}."]
+    notes = [f"In percent. Differences are to {baseline.name}, seed by seed."]
     if any(mean.deviation is not None for group in groups if (mean := group.miou)):
         notes.append("± is the sample standard deviation over n runs.")
     if any(papers):
@@ -224,7 +224,7 @@ def runs(groups: Sequence[Group], baseline: Group) -> list[Html]:
 def _run(group: Group, run: Run, baseline: Run) -> Html:
     name = group.name if len(group.runs) == 1 else f"{group.name}, seed {run.config.train.seed}"
     score = "no result" if run.measured is None else f"{run.measured.miou:.2f} mIoU"
-    content = [paragraph("Run it again:"), code(run.command)]
+    content = [paragraph("Train it again in a new folder:" if run.finished else "Go on with it:"), code(run.command)]
     if run is group.runs[0]:
         other = baseline.folder if run is not baseline and _data(run) == _data(baseline) else None
         content += _drawn(lambda data: run_figures(run.folder, data, other), run.dataset)
