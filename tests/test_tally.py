@@ -62,6 +62,19 @@ def test_the_markdown_table_has_the_paper_beside_ours() -> None:
     assert lines[3].startswith("| ours | 2 | 46.00 ± 4.24 | 76.00 ± 4.24 | 56.00 ± 4.24 | +5.00 ± 2.83 | 48.80")
 
 
+def test_learned_receptive_fields_are_averaged_over_seeds() -> None:
+    runs = plan().runs[2:]  # "ours"
+    found = {}
+    for run, shift in zip(runs, (0.0, 0.2), strict=True):
+        field = {f"layer1/center_{k}": k - 1 + shift for k in range(3)}
+        field |= {"layer1/temperature": 0.5 + shift, "layer1/scale_1": 1.0}
+        found[run] = replace(result(run, 40.0), receptive_field=field)
+    heading, line = Tally(plan(), found).learned()
+    assert line == ["ours", "layer1", "-0.90, 0.10, 1.10", "0.60 ± 0.14", "1.00"]
+    assert f"| {' | '.join(line)} |" in Tally(plan(), found).to_markdown()
+    assert len(heading) == len(line)
+
+
 def test_data_that_the_paper_has_not_gets_no_column() -> None:
     run = replace(plan().runs[0], config=Config(MODELS["RGB"], DataConfig("rooms")))
     assert Tally(plan(), {run: result(run, 40.0)}).cells()[0][-1] == "mIoU above RGB"

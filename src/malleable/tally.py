@@ -125,11 +125,36 @@ class Tally:
             lines = [[*line, cell] for line, cell in zip(lines, [_PAPER, *column], strict=True)]
         return lines
 
+    def learned(self) -> list[list[str]]:
+        """Where the receptive fields of malleable rows ended, a heading and a line for each row and layer.
+
+        Means over seeds; the temperature with its spread.
+        """
+        lines = [["", "layer", "centers", "temperature", "scales"]]
+        for row in self.plan.rows:
+            fields = [run.receptive_field for run in self.of_row(row).values()]
+            for layer in dict.fromkeys(name.rpartition("/")[0] for field in fields for name in field):
+                values = {
+                    name.rpartition("/")[2]: [field[name] for field in fields]
+                    for name in fields[0]
+                    if name.startswith(f"{layer}/")
+                }
+                centers, scales = (
+                    ", ".join(
+                        f"{round(mean(numbers), 2) + 0.0:.2f}"
+                        for name, numbers in values.items()
+                        if name.startswith(kind)
+                    )
+                    for kind in ("center_", "scale_")
+                )
+                lines.append([row, layer, centers, _shown(values["temperature"]), scales])
+        return lines
+
     def to_markdown(self) -> str:
-        """The table below its title."""
-        heading, *lines = [f"| {' | '.join(cells)} |" for cells in self.cells()]
-        rule = "|---|" + "---:|" * (len(self.cells()[0]) - 1)
-        return "\n".join([self.plan.title, "", heading, rule, *lines]) + "\n"
+        """The figures below their title, then the learned receptive fields if there are any."""
+        learned = self.learned()
+        tables = [self.cells(), *([learned] if len(learned) > 1 else [])]
+        return "\n".join([f"{self.plan.title}\n", *map(_markdown, tables)])
 
     def print(self) -> None:
         """A table on standard output."""
@@ -183,6 +208,12 @@ def read_results(path: Path, plan: Plan) -> dict[Run, Result]:
 
 def _under(prefix: str, values: Mapping[str, Any]) -> dict[str, float]:
     return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+
+
+def _markdown(cells: list[list[str]]) -> str:
+    heading, *lines = (f"| {' | '.join(line)} |" for line in cells)
+    rule = "|---|" + "---:|" * (len(cells[0]) - 1)
+    return "\n".join([heading, rule, *lines]) + "\n"
 
 
 def _summary(values: list[float]) -> dict[str, float] | None:
