@@ -116,6 +116,11 @@ def test_parts_make_the_whole(study: Study, capsys: pytest.CaptureFixture[str]) 
     assert (study.started()[2:], len(study.pages)) == (["2 0", "2 1"], 1)
 
 
+def test_a_wrong_part_leaves_nothing_behind(study: Study) -> None:
+    assert study.run("--only", "5/4") == 2
+    assert not study.out.exists()
+
+
 def test_a_run_that_fails_does_not_keep_the_others_back(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
     assert study.run(bad=1, code=3) == 1
     assert study.started() == ["1 0", "2 0", "1 1", "2 1"]

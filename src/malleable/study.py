@@ -47,13 +47,14 @@ def study(
     if steps is not None and out is None:
         raise UsageError("steps makes other runs than the file's; give them a folder of their own with --out")
     plan = read_plan(Path(file), steps)
+    chosen = share(plan.runs, only)
     folder = Path(out or plan.out)
     kept = Path(record or (plan.record if out is None else None) or folder)
     page = folder / REPORT if report is None else Path(report)
     check_ours(page, kept)
     tally = collect(plan, folder, kept)
     failed: list[Run] = []
-    for run in share(plan.runs, only):
+    for run in chosen:
         if run in tally.results:
             continue
         place = plan.runs.index(run) + 1
