@@ -61,7 +61,7 @@ def test_a_damaged_file_is_passed_over_with_a_warning(folder: Path, damage: str)
 
 
 def test_a_half_written_file_is_not_a_checkpoint(folder: Path) -> None:
-    (folder / "step-00000003.pt.part").write_bytes((folder / "step-00000002.pt").read_bytes()[:100])
+    (folder / "step-00000003.part.pt").write_bytes((folder / "step-00000002.pt").read_bytes()[:100])
     assert read_checkpoint(folder).step == 2
 
 

@@ -124,9 +124,9 @@ def test_killed_while_writing_it_goes_on_from_the_checkpoint_before(data: Path, 
     assert code == -signal.SIGKILL, output
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [
         "step-00000002.pt",
-        "step-00000004.pt.part",
+        "step-00000004.part.pt",
     ]
-    with pytest.warns(UserWarning, match=r"step-00000004\.pt\.part: the run was stopped while writing"):
+    with pytest.warns(UserWarning, match=r"step-00000004\.part\.pt: the run was stopped while writing"):
         assert cli.main([*command, "--resume", "auto"]) == 0
     assert same(weights(out), weights(whole))
 

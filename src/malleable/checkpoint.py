@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from malleable.config import Config
-from malleable.files import PARTIAL, sync_folder, whole_file
+from malleable.files import PARTIAL, whole_file, whole_path
 
 FOLDER = "checkpoints"
 BEST = "best.pt"
@@ -86,14 +86,12 @@ def _explained(error: Exception, path: Path) -> OSError:
 
 def mark_best(path: Path) -> None:
     """Have best.pt be the checkpoint ``path``, also after that one is pruned."""
-    part = path.with_name(BEST + PARTIAL)
-    part.unlink(missing_ok=True)
-    try:
-        os.link(path, part)  # costs no space
-    except OSError:  # a file system without links
-        shutil.copyfile(path, part)
-    os.replace(part, path.with_name(BEST))
-    sync_folder(path.parent)
+    with whole_path(path.with_name(BEST)) as part:
+        part.unlink(missing_ok=True)
+        try:
+            os.link(path, part)  # costs no space
+        except OSError:  # a file system without links
+            shutil.copyfile(path, part)
 
 
 def prune(folder: Path, keep: int) -> None:
@@ -110,7 +108,7 @@ def numbered(folder: Path) -> list[Path]:
 
 def remove_partial(folder: Path) -> list[Path]:
     """Delete what a killed run left half-written, and say which files those were."""
-    parts = sorted(folder.glob(f"*{PARTIAL}"))
+    parts = sorted(folder.glob(f"*{PARTIAL}.*"))
     for part in parts:
         part.unlink()
     return parts

@@ -19,9 +19,9 @@ from malleable.data.images import write_text
 from malleable.data.opening import open_dataset
 from malleable.data.parallel import parallel_map, with_progress
 from malleable.data.sample import Sample, SampleDataset
+from malleable.files import check_free
 from malleable.inference import Protocol, probabilities
 from malleable.metrics import Confusion
-from malleable.output import check_free
 from malleable.trained import load_trained
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from malleable.data.transforms import MEAN, STD
-from malleable.output import check_free, whole
+from malleable.files import check_free, whole_path
 from malleable.trained import load_trained
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def write_onnx(net: nn.Module, path: Path) -> float | None:
             dynamo=True,
             verbose=False,
         )
-    with whole(path) as partial:
+    with whole_path(path) as partial:
         program.save(str(partial))
         if find_spec("onnxruntime") is None:
             return None
@@ -115,7 +115,7 @@ def write_onnx(net: nn.Module, path: Path) -> float | None:
 
 def write_torch(net: nn.Module, path: Path) -> float:
     """Write ``net`` as a torch.export program (.pt2). Returns how far the file, read back, is from ``net``."""
-    with whole(path) as partial:
+    with whole_path(path) as partial:
         with _quiet():
             program = trace(net)
             _drop_ceilings(program)

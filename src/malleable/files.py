@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""Files that are either whole or not there, and take no other file's place unasked."""
 
 from __future__ import annotations
 
@@ -11,20 +11,35 @@ from typing import IO
 PARTIAL = ".part"
 
 
+def check_free(path: Path, overwrite: bool) -> None:
+    """Raise if ``path`` cannot be made, before the work that leads to it begins."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} in; make it first")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give the name of a file")
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists and is left as it is; choose another name or add --overwrite")
+
+
 @contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, which gets the name ``path`` only when all its bytes are on the disk, and else disappears."""
-    part = path.with_name(path.name + PARTIAL)
+def whole_path(path: Path) -> Iterator[Path]:
+    """A name beside ``path`` to write to, which becomes ``path`` once all its bytes are on the disk, or vanishes."""
+    part = path.with_name(f"{path.stem}{PARTIAL}{path.suffix}")  # some libraries go by the suffix
     try:
-        with open(part, "wb") as file:
-            yield file
-            file.flush()
+        yield part
+        with open(part, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(part, path)
         sync_folder(path.parent)
-    except BaseException:
+    finally:
         part.unlink(missing_ok=True)
-        raise
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """As :func:`whole_path`, but the file itself, open for writing."""
+    with whole_path(path) as part, open(part, "wb") as file:
+        yield file
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from malleable.data.opening import open_dataset
 from malleable.data.sample import SampleDataset
+from malleable.files import check_free, whole_path
 from malleable.history import curves
-from malleable.output import check_free, whole
 from malleable.portrait import NAMES, Focus, Missing, Portrait, draw_fields, draw_results, picture
 from malleable.trained import load_trained
 
@@ -226,5 +226,5 @@ def _check(portrait: Portrait, strict: bool) -> None:
 def _write(figure: Figure, path: Path) -> None:
     from malleable.figures import save
 
-    with whole(path) as partial:
+    with whole_path(path) as partial:
         save(figure, str(partial), path.suffix[1:])

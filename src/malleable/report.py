@@ -9,9 +9,8 @@ from pathlib import Path
 
 from malleable import report_sections as sections
 from malleable.figures_style import INK, LINES
-from malleable.files import write_whole
+from malleable.files import check_free, write_whole
 from malleable.outcome import Group, grouped, read_run
-from malleable.output import check_free
 from malleable.page import element, page, paragraph, section
 
 SIGNATURE = "Written by malleable"
