@@ -9,12 +9,13 @@ writes assigned_rooms_streets.png, receptive_fields_rooms.png and receptive_fiel
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import numpy as np
 import torch
 
 import malleable as mb
+from malleable.average import Average, shown
 from malleable.data import open_dataset
 from malleable.data.images import read_json
 from malleable.figures import Assigning, assigning_functions, save
@@ -48,10 +49,6 @@ def width(seeing: Seeing) -> float:
     return float((functions(seeing, reach=10.0).g.sum(0) > 0.5).sum()) / 100
 
 
-def spread(values: list[float]) -> str:
-    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
-
-
 def main() -> None:
     print("| | stage | width in grid cells | temperature | width in metres |\n|---|---|---:|---:|---:|")
     first: dict[str, list[Seeing]] = {}
@@ -61,9 +58,9 @@ def main() -> None:
         focal = float(open_dataset(world, "val")[0].camera.focal)
         for stage in zip(*seeds, strict=True):
             cells, cell = [width(seeing) for seeing in stage], grid_unit(stage[0], depth, focal)
-            temperatures = spread([seeing.layer.temperature.item() for seeing in stage])
+            temperatures = shown(Average.of(seeing.layer.temperature.item() for seeing in stage))
             metres = f"{mean(cells) * cell:.2f} at {depth:g} m"
-            print(f"| {world} | {stage[0].stage} | {spread(cells)} | {temperatures} | {metres} |")
+            print(f"| {world} | {stage[0].stage} | {shown(Average.of(cells))} | {temperatures} | {metres} |")
         first[world] = seeds[0]
         methods = {METHODS[kind]: layers for kind, layers in forerunners(seeds[0]).items()} | {"malleable": seeds[0]}
         save(draw_fields(methods, depth, focal), str(DOCS / f"images/receptive_fields_{world}.png"), "png")

@@ -94,9 +94,9 @@ def test_seeds_are_averaged(tmp_path: Path) -> None:
     assert group.name == "RGB baseline"
     assert group.miou is not None
     assert group.miou == pytest.approx((42.0, 7**0.5, 3))
-    wall = group.mean(lambda measured: measured.iou["wall"])
+    wall = group.average(lambda measured: measured.iou["wall"])
     assert wall is not None
-    assert wall.value == 42
+    assert wall.mean == 42
 
 
 def test_a_single_run_has_no_deviation(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_what_was_measured_otherwise_is_not_averaged(tmp_path: Path) -> None:
     write_outcome(tmp_path / "d", miou=90.0, seed=3, flip=True)
     (group,) = grouped(read_run(tmp_path / name) for name in "abcd")
     assert group.miou is not None
-    assert (group.miou.value, group.miou.n) == (45, 2)
+    assert (group.miou.mean, group.miou.n) == (45, 2)
 
 
 def test_groups_have_names_of_their_own(tmp_path: Path) -> None:

@@ -7,23 +7,23 @@ from pathlib import Path
 import pytest
 
 from malleable.config import Config, DataConfig, ModelConfig, TrainConfig
-from malleable.plan import Plan, Run
+from malleable.plan import Plan, PlannedRun
 from malleable.tally import Result, Tally, read_results
 
 MODELS = {"RGB": ModelConfig(conv=None), "ours": ModelConfig(conv="malleable")}
 MIOU = {("RGB", 0): 40.0, ("RGB", 1): 42.0, ("ours", 0): 43.0, ("ours", 1): 49.0}
 
 
-def run_of(row: str, seed: int) -> Run:
+def run_of(row: str, seed: int) -> PlannedRun:
     config = Config(MODELS[row], DataConfig("data/nyudv2"), TrainConfig(steps=20, seed=seed))
-    return Run(row, seed, config)
+    return PlannedRun(row, seed, config)
 
 
 def plan() -> Plan:
     return Plan("A title", "", "out", None, ("RGB", "ours"), tuple(run_of(*key) for key in MIOU))
 
 
-def result(run: Run, miou: float) -> Result:
+def result(run: PlannedRun, miou: float) -> Result:
     figures = {"miou": miou, "pixel_accuracy": miou + 30, "mean_accuracy": miou + 10}
     return Result(run.config, figures, {"wall": 50.0}, {20: miou}, {"layer1/temperature": 0.5}, 3.0)
 

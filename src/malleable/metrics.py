@@ -7,6 +7,9 @@ from torch import Tensor
 
 from malleable.data.tensors import IGNORE
 
+FIGURES = {"miou": "mIoU", "pixel_accuracy": "pixel accuracy", "mean_accuracy": "mean accuracy"}
+"""The figures of a labelling → what tables call them."""
+
 
 class Confusion:
     """Counts of pixels by true class (row) and predicted class (column). Pixels labelled 255 do not count.

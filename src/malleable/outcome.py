@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from statistics import mean, median, stdev
-from typing import Any, NamedTuple
+from statistics import mean, median
+from typing import Any
 
 import torch
 
+from malleable.average import Average
 from malleable.config import Config, ModelConfig, build_network
 from malleable.cost import Cost, measure
 from malleable.data.images import read_json
@@ -21,10 +22,10 @@ from malleable.data.opening import open_dataset
 from malleable.data.sample import SampleDataset
 from malleable.inference import Protocol
 from malleable.journal import METRICS, SCORE, read_metrics
+from malleable.metrics import FIGURES
 from malleable.runfolder import SETTINGS, read_config
 
 RESULTS = "results.json"
-_FIGURES = ("miou", "pixel_accuracy", "mean_accuracy")
 _REMARKS = {"nyudv2-half": "half-size, 8-bit-recovered depth"}
 
 
@@ -91,14 +92,6 @@ class Run:
         return _cost(self.config.model, classes, self.config.data.crop)
 
 
-class Mean(NamedTuple):
-    """Of ``n`` runs; ``deviation`` is the sample standard deviation, None for a single run."""
-
-    value: float
-    deviation: float | None
-    n: int
-
-
 @dataclass(frozen=True)
 class Group:
     """Runs that are shown as one, usually several seeds of a method."""
@@ -125,14 +118,13 @@ class Group:
     def setting(self) -> str | None:
         return self.measured[0].setting if self.measured else None
 
-    def mean(self, figure: Callable[[Measured], float | None]) -> Mean | None:
+    def average(self, figure: Callable[[Measured], float | None]) -> Average | None:
         """Of a figure of its runs; None if no run has it."""
-        values = [value for each in self.measured if (value := figure(each)) is not None and math.isfinite(value)]
-        return Mean(mean(values), stdev(values) if len(values) > 1 else None, len(values)) if values else None
+        return Average.of(value for each in self.measured if (value := figure(each)) is not None)
 
     @property
-    def miou(self) -> Mean | None:
-        return self.mean(lambda measured: measured.miou)
+    def miou(self) -> Average | None:
+        return self.average(lambda measured: measured.miou)
 
     @property
     def _step(self) -> int | None:
@@ -231,7 +223,7 @@ def _results(path: Path) -> Measured | None:
         return None
     values = read_json(path)
     try:
-        miou, pixels, classes = (float(values[key]) for key in _FIGURES)
+        miou, pixels, classes = (float(values[key]) for key in FIGURES)
         iou = {str(name): None if value is None else float(value) for name, value in values["iou"].items()}
         window = values.get("window")
         protocol = Protocol(tuple(values["scales"]), values["flip"], None if window is None else tuple(window))
@@ -255,7 +247,7 @@ def _last_validation(
         return None
     prefix = "val/iou/"
     iou: dict[str, Any] = {key.removeprefix(prefix): row[key] for key in row if key.startswith(prefix)}
-    miou, pixels, classes = (row.get(f"val/{key}", math.nan) for key in _FIGURES)
+    miou, pixels, classes = (row.get(f"val/{key}", math.nan) for key in FIGURES)
     name = Path(config.data.root).name if isinstance(dataset, str) else dataset.name
     return Measured(miou, pixels, classes, iou, name, config.data.val, Protocol(), row["step"], "last validation")
 

@@ -13,7 +13,7 @@ from malleable.options import UsageError, merged, read_settings, require_known
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """One training: a row of the study with one seed."""
 
     row: str
@@ -42,7 +42,7 @@ class Plan:
     out: str
     record: str | None
     rows: tuple[str, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[PlannedRun, ...]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def read_plan(path: Path, steps: int | None = None) -> Plan:
     file = _parse(str(path), _File, settings)
     if len({slug(name) for name in file.rows}) < len(file.rows) or not all(map(slug, file.rows)):
         raise UsageError(f"{path}: the rows need names that differ in letters or digits, got {', '.join(file.rows)}")
-    runs: list[tuple[int, int, Run]] = []
+    runs: list[tuple[int, int, PlannedRun]] = []
     for name, row in file.rows.items():
         row, where = dict(row or {}), f"{path}, row {name!r}"
         seeds = _checked_seeds(where, row.pop("seeds", file.seeds))
@@ -85,14 +85,14 @@ def read_plan(path: Path, steps: int | None = None) -> Plan:
         config = _parse(where, Config, settings)
         for place, seed in enumerate(seeds):
             recipe = replace(config.train, seed=seed, **({} if steps is None else {"steps": steps}))
-            runs.append((-len(seeds), place, Run(name, seed, replace(config, train=recipe))))
+            runs.append((-len(seeds), place, PlannedRun(name, seed, replace(config, train=recipe))))
     if not runs:
         raise UsageError(f"{path} has no run: give it rows and seeds")
     ordered = tuple(run for _, _, run in sorted(runs, key=lambda entry: entry[:2]))
     return Plan(file.title, file.intro, file.out, file.record, tuple(file.rows), ordered)
 
 
-def share(runs: tuple[Run, ...], only: str | None) -> tuple[Run, ...]:
+def share(runs: tuple[PlannedRun, ...], only: str | None) -> tuple[PlannedRun, ...]:
     """Every n-th of ``runs``, from the i-th on, for ``only`` = "i/n"; all for None."""
     if only is None:
         return runs

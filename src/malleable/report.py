@@ -102,7 +102,7 @@ def _headline(groups: Sequence[Group], baseline: Group) -> list[object]:
     ahead = best.ahead(baseline)
     if best.miou is None or ahead is None:
         return ["No run has a result yet."]
-    words: list[object] = [best.name, " reaches ", element("strong", f"{best.miou.value:.1f} mIoU")]
+    words: list[object] = [best.name, " reaches ", element("strong", f"{best.miou.mean:.1f} mIoU")]
     if best is not baseline and round(ahead, 1) == 0:
         words.append(f", level with {baseline.name}.")
     elif best is not baseline:
@@ -111,7 +111,7 @@ def _headline(groups: Sequence[Group], baseline: Group) -> list[object]:
         compared = any(group is not baseline and group.ahead(baseline) is not None for group in groups)
         words.append(f"; no {'run compared with it' if apart else 'other run'} is above it." if compared else ".")
     if apart:
-        scores = ", ".join(f"{group.name} ({group.miou.value:.1f} mIoU)" for group in apart if group.miou)
+        scores = ", ".join(f"{group.name} ({group.miou.mean:.1f} mIoU)" for group in apart if group.miou)
         words.append(f" Not compared with {baseline.name}: {scores}.")
     return words
 
@@ -146,7 +146,7 @@ def _near(groups: Sequence[Group], best: Group) -> list[str]:
 
     def near(group: Group) -> bool:
         distance = best.ahead(group)
-        spreads = [mean.deviation for mean in (group.miou, best.miou) if mean and mean.deviation is not None]
+        spreads = [average.spread for average in (group.miou, best.miou) if average and average.spread is not None]
         return distance is not None and bool(spreads) and distance <= max(spreads)
 
     return [group.name for group in groups if group is not best and near(group)]

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from malleable.average import Average, shown
 from malleable.config import Config
 from malleable.cost import Cost
 from malleable.data.parallel import with_progress
 from malleable.data.sample import SampleDataset
-from malleable.outcome import Group, Mean, Run
+from malleable.outcome import Group, Run
 from malleable.page import Column, Html, bars, code, element, join, paragraph, picture, small, table
 from malleable.paper import PaperRow, paper_row
 from malleable.portray import comparison_figures, run_figures
@@ -41,15 +42,15 @@ _ABOUT = {
 
 def results(groups: Sequence[Group], baseline: Group, colours: Mapping[str, str]) -> list[Html]:
     """mIoU as bars, then everything as a table, beside the paper where it has the method."""
-    scores = {group.name: (mean.value, _shown(mean)) if (mean := group.miou) else None for group in groups}
+    scores = {group.name: (average.mean, shown(average)) if (average := group.miou) else None for group in groups}
     papers = [
         paper_row(group.config, bool(group.measured) and len(group.measured[0].protocol.scales) > 1) for group in groups
     ]
     columns = [
         Column("mIoU", [_counted(group.miou) for group in groups]),
         Column("difference", [_signed(None if group is baseline else group.ahead(baseline)) for group in groups]),
-        Column("pixel accuracy", [_shown(group.mean(lambda each: each.pixel_accuracy)) for group in groups]),
-        Column("mean accuracy", [_shown(group.mean(lambda each: each.mean_accuracy)) for group in groups]),
+        Column("pixel accuracy", [shown(group.average(lambda each: each.pixel_accuracy)) for group in groups]),
+        Column("mean accuracy", [shown(group.average(lambda each: each.mean_accuracy)) for group in groups]),
         Column("mIoU in the paper", [_paper(row) for row in papers], words=True),
         Column("measured on", [join(group.setting or "–", small(_source(group))) for group in groups], words=True),
         Column("trained", [join(group.config.model.backbone, small(group.runs[0].budget)) for group in groups], True),
@@ -58,7 +59,7 @@ def results(groups: Sequence[Group], baseline: Group, colours: Mapping[str, str]
         Column("images/s", [_number(group.images_per_second, 1) for group in groups]),
     ]
     notes = [f"In percent. Differences are to {baseline.name}, seed by seed."]
-    if any(mean.deviation is not None for group in groups if (mean := group.miou)):
+    if any(average.spread is not None for group in groups if (average := group.miou)):
         notes.append("± is the sample standard deviation over n runs.")
     if any(papers):
         notes.append("The paper's figures are for orientation: what they were reached with stands beside them.")
@@ -144,8 +145,8 @@ def classes(groups: Sequence[Group], colours: Mapping[str, str]) -> list[Html]:
         content.append(element("ul", *(element("li", *swatch) for swatch in swatches), class_="legend"))
     items = []
     for name in names:
-        means = {group.name: group.mean(lambda each, name=name: each.iou.get(name)) for group in groups}  # type: ignore[misc]
-        values = {key: (mean.value, f"{mean.value:.1f}") if mean else None for key, mean in means.items()}
+        means = {group.name: group.average(lambda each, name=name: each.iou.get(name)) for group in groups}  # type: ignore[misc]
+        values = {key: (average.mean, f"{average.mean:.1f}") if average else None for key, average in means.items()}
         items.append(element("li", element("span", name, class_="class"), bars(values, colours, named)))
     return [*content, element("ul", *items, class_="classes")]
 
@@ -237,14 +238,8 @@ def _data(run: Run) -> tuple[str, str]:
     return run.config.data.root, run.config.data.val
 
 
-def _shown(mean: Mean | None) -> str:
-    if mean is None:
-        return "–"
-    return f"{mean.value:.2f}" if mean.deviation is None else f"{mean.value:.2f} ± {mean.deviation:.2f}"
-
-
-def _counted(mean: Mean | None) -> Html:
-    return join(_shown(mean), small(f"n = {mean.n}") if mean and mean.n > 1 else None)
+def _counted(average: Average | None) -> Html:
+    return join(shown(average), small(f"n = {average.n}") if average and average.n > 1 else None)
 
 
 def _number(value: float | None, digits: int = 2) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from malleable.files import locked, write_whole
 from malleable.journal import METRICS
 from malleable.options import UsageError
-from malleable.plan import Plan, Run, read_plan, share, slug
+from malleable.plan import Plan, PlannedRun, read_plan, share, slug
 from malleable.report import SIGNATURE, write_report
 from malleable.runfolder import SETTINGS, differences, read_config, write_settings
 from malleable.tally import Result, Tally, read_results
@@ -53,7 +53,7 @@ def study(
     page = folder / REPORT if report is None else Path(report)
     check_ours(page, kept)
     tally = collect(plan, folder, kept)
-    failed: list[Run] = []
+    failed: list[PlannedRun] = []
     for run in chosen:
         if run in tally.results:
             continue
@@ -87,7 +87,7 @@ def check_ours(page: Path, kept: Path) -> None:
         )
 
 
-def start(run: Run, folder: Path, launcher: str | None) -> int:
+def start(run: PlannedRun, folder: Path, launcher: str | None) -> int:
     """Train ``run`` in ``folder`` from its newest checkpoint or from the start. Returns the exit code."""
     write_settings(folder, run.config)
     arguments = ["train", "--config", str(folder / SETTINGS), "--resume", "auto"]
@@ -137,7 +137,7 @@ def collect(plan: Plan, folder: Path, kept: Path) -> Tally:
     return tally
 
 
-def finished(run: Run, folder: Path) -> Result | None:
+def finished(run: PlannedRun, folder: Path) -> Result | None:
     """What ``run`` reached in ``folder``, None if it has not finished; refuses a run of other settings."""
     if not (folder / SETTINGS).is_file():
         return None

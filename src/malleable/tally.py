@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, median
 from textwrap import fill
 from typing import Any
 
+from malleable.average import Average, shown
 from malleable.config import Config
 from malleable.data.images import read_json
 from malleable.journal import METRICS, SCORE, read_metrics
+from malleable.metrics import FIGURES
 from malleable.paper import paper_row
-from malleable.plan import Plan, Run
+from malleable.plan import Plan, PlannedRun
 from malleable.runfolder import differences
 
 _PAPER = "paper's mIoU"
-FIGURES = {"miou": "mIoU", "pixel_accuracy": "pixel accuracy", "mean_accuracy": "mean accuracy"}
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Tally:
     the same seed saw the same images in the same order.
     """
 
-    def __init__(self, plan: Plan, results: Mapping[Run, Result]) -> None:
+    def __init__(self, plan: Plan, results: Mapping[PlannedRun, Result]) -> None:
         self.plan, self.results = plan, dict(results)
 
     def of_row(self, row: str) -> dict[int, Result]:
@@ -102,7 +103,7 @@ class Tally:
             "rows": [
                 {
                     "name": row,
-                    **{name: _summary([run.figures[name] for run in own.values()]) for name in FIGURES},
+                    **{name: _summary(run.figures[name] for run in own.values()) for name in FIGURES},
                     "gain": _summary(self.gains(row)),
                     "runs": {seed: run.to_dict() for seed, run in own.items()},
                 }
@@ -116,8 +117,8 @@ class Tally:
         first, done = self.plan.rows[0], [row for row in self.plan.rows if self.of_row(row)]
         lines = [["", "seeds", *FIGURES.values(), f"mIoU above {first}"]]
         for row in done:
-            figures = [_shown([run.figures[name] for run in self.of_row(row).values()]) for name in FIGURES]
-            gain = "" if row == first else _shown(self.gains(row), "+")
+            figures = [shown(Average.of(run.figures[name] for run in self.of_row(row).values())) for name in FIGURES]
+            gain = "" if row == first else shown(Average.of(self.gains(row)), "+")
             lines.append([row, str(len(self.of_row(row))), *figures, gain])
         papers = [paper_row(next(iter(self.of_row(row).values())).config) for row in done]
         if any(papers):
@@ -147,7 +148,7 @@ class Tally:
                     )
                     for kind in ("center_", "scale_")
                 )
-                lines.append([row, layer, centers, _shown(values["temperature"]), scales])
+                lines.append([row, layer, centers, shown(Average.of(values["temperature"])), scales])
         return lines
 
     def to_markdown(self) -> str:
@@ -180,7 +181,7 @@ class Tally:
         Console().print(table)
 
 
-def read_results(path: Path, plan: Plan) -> dict[Run, Result]:
+def read_results(path: Path, plan: Plan) -> dict[PlannedRun, Result]:
     """The results of ``plan``'s runs in a results.json; refuses those of other settings, and to forget any."""
     if not path.is_file():
         return {}
@@ -216,14 +217,7 @@ def _markdown(cells: list[list[str]]) -> str:
     return "\n".join([heading, rule, *lines]) + "\n"
 
 
-def _summary(values: list[float]) -> dict[str, float] | None:
-    """Mean and spread, None where there are too few values."""
-    if not values:
-        return None
-    return {"mean": mean(values), "n": len(values), **({"spread": stdev(values)} if len(values) > 1 else {})}
-
-
-def _shown(values: list[float], sign: str = "") -> str:
-    if not values:
-        return "–"
-    return f"{mean(values):{sign}.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+def _summary(values: Iterable[float]) -> dict[str, float] | None:
+    """For results.json, without what there is not."""
+    average = Average.of(values)
+    return average and {name: value for name, value in average._asdict().items() if value is not None}
