@@ -70,9 +70,21 @@ def test_learned_receptive_fields_are_averaged_over_seeds() -> None:
         field |= {"layer1/temperature": 0.5 + shift, "layer1/scale_1": 1.0}
         found[run] = replace(result(run, 40.0), receptive_field=field)
     heading, line = Tally(plan(), found).learned()
-    assert line == ["ours", "layer1", "-0.90, 0.10, 1.10", "0.60 ± 0.14", "1.00"]
+    spread = "−0.90 ± 0.14, 0.10 ± 0.14, 1.10 ± 0.14"
+    assert line == ["ours", "layer1", spread, "0.60 ± 0.14", "1.00 ± 0.00"]
     assert f"| {' | '.join(line)} |" in Tally(plan(), found).to_markdown()
     assert len(heading) == len(line)
+
+
+def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "ours [bold] | wide"
+    run = replace(run_of("ours", 0), row=name)
+    odd = Tally(replace(plan(), title="Study [/draft]", rows=(name,), runs=(run,)), {run: result(run, 40.0)})
+    odd.print()
+    shown = capsys.readouterr().out
+    assert "Study [/draft]" in shown
+    assert name in " ".join(shown.split())
+    assert "| ours [bold] &#124; wide |" in odd.to_markdown()
 
 
 def test_data_that_the_paper_has_not_gets_no_column() -> None:

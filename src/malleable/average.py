@@ -26,5 +26,5 @@ def shown(average: Average | None, sign: str = "") -> str:
     """As tables have it: "12.91 ± 0.36", "12.91" of a single run, "–" of none. ``sign`` "+" shows it on gains too."""
     if average is None:
         return "–"
-    text = f"{average.mean:{sign}.2f}".replace("-", "−")
+    text = f"{round(average.mean, 2) + 0.0:{sign}.2f}".replace("-", "−")  # + 0.0: zero without a minus
     return text if average.spread is None else f"{text} ± {average.spread:.2f}"

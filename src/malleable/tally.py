@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from textwrap import fill
 from typing import Any
 
@@ -127,10 +127,7 @@ class Tally:
         return lines
 
     def learned(self) -> list[list[str]]:
-        """Where the receptive fields of malleable rows ended, a heading and a line for each row and layer.
-
-        Means over seeds; the temperature with its spread.
-        """
+        """Where the receptive fields of malleable rows ended, a heading and a line for each row and layer."""
         lines = [["", "layer", "centers", "temperature", "scales"]]
         for row in self.plan.rows:
             fields = [run.receptive_field for run in self.of_row(row).values()]
@@ -140,15 +137,11 @@ class Tally:
                     for name in fields[0]
                     if name.startswith(f"{layer}/")
                 }
-                centers, scales = (
-                    ", ".join(
-                        f"{round(mean(numbers), 2) + 0.0:.2f}"
-                        for name, numbers in values.items()
-                        if name.startswith(kind)
-                    )
-                    for kind in ("center_", "scale_")
-                )
-                lines.append([row, layer, centers, shown(Average.of(values["temperature"])), scales])
+                learned = [
+                    ", ".join(shown(Average.of(values[name])) for name in values if name.startswith(kind))
+                    for kind in ("center_", "temperature", "scale_")
+                ]
+                lines.append([row, layer, *learned])
         return lines
 
     def to_markdown(self) -> str:
@@ -161,12 +154,13 @@ class Tally:
         """A table on standard output."""
         from rich import box
         from rich.console import Console
+        from rich.markup import escape
         from rich.table import Table
 
         heading, *lines = self.cells()
         several = any(len(self.of_row(row)) > 1 for row in self.plan.rows)
         table = Table(
-            title=self.plan.title,
+            title=escape(self.plan.title),
             caption="percent" + ("; mean ± standard deviation over seeds" if several else ""),
             box=box.SIMPLE_HEAD,
             pad_edge=False,
@@ -174,10 +168,10 @@ class Tally:
         )
         for place, cell in enumerate(heading):  # figures stay on one line, the paper's setting may be long
             table.add_column(
-                fill(cell, 12), justify="right" if place else "left", no_wrap=cell != _PAPER, vertical="bottom"
+                escape(fill(cell, 12)), justify="right" if place else "left", no_wrap=cell != _PAPER, vertical="bottom"
             )
         for line in lines:
-            table.add_row(*line)
+            table.add_row(*map(escape, line))
         Console().print(table)
 
 
@@ -188,8 +182,10 @@ def read_results(path: Path, plan: Plan) -> dict[PlannedRun, Result]:
     try:
         rows = {row["name"]: row["runs"] for row in read_json(path)["rows"]}
         kept = {(name, int(seed)): Result.from_dict(run) for name, runs in rows.items() for seed, run in runs.items()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not what a study writes ({error!r}); use another record folder") from error
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is not what a study writes, or of another version ({error}); use another record folder"
+        ) from error
     found = {run: kept.pop((run.row, run.seed)) for run in plan.runs if (run.row, run.seed) in kept}
     if kept:
         names = "; ".join(f"{row}, seed {seed}" for row, seed in kept)
@@ -212,7 +208,7 @@ def _under(prefix: str, values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _markdown(cells: list[list[str]]) -> str:
-    heading, *lines = (f"| {' | '.join(line)} |" for line in cells)
+    heading, *lines = (f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in cells)
     rule = "|---|" + "---:|" * (len(cells[0]) - 1)
     return "\n".join([heading, rule, *lines]) + "\n"
 
