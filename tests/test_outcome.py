@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from malleable.config import ModelConfig, build_network
 from malleable.outcome import Group, grouped, read_run
+from malleable.runfolder import read_config, write_settings
 from outcomes import write_outcome
 
 MALLEABLE = ModelConfig("resnet10t", pretrained=False)
@@ -131,6 +133,21 @@ def test_a_copy_of_a_run_is_not_another_seed(tmp_path: Path) -> None:
     assert [(group.name, len(group.runs)) for group in groups] == [("RGB baseline (a)", 2), ("RGB baseline (copy)", 1)]
 
 
+def test_seeds_belong_together_whatever_does_not_change_what_they_learn(tmp_path: Path) -> None:
+    folders = [write_outcome(tmp_path / str(seed), miou=40.0, seed=seed) for seed in range(2)]
+    config = read_config(folders[1])
+    write_settings(folders[1], replace(config, data=replace(config.data, workers=7)))
+    assert [len(group.runs) for group in grouped(map(read_run, folders))] == [2]
+
+
+def test_settings_of_another_version_are_named(tmp_path: Path) -> None:
+    folder = write_outcome(tmp_path / "x")
+    path = folder / "config.yaml"
+    path.write_text(path.read_text().replace("steps:", "iterations:"))
+    with pytest.raises(ValueError, match=r"x/config\.yaml: .*'iterations'.* use the version that wrote it"):
+        read_run(folder)
+
+
 def test_folders_of_one_name_are_told_apart_by_their_path(tmp_path: Path) -> None:
     folders = [write_outcome(tmp_path / str(steps) / "x", steps=steps) for steps in (10, 20)]
     names = [group.name for group in grouped(map(read_run, folders))]
@@ -142,7 +159,7 @@ def test_only_what_was_measured_alike_is_compared(tmp_path: Path) -> None:
         Group(name, (read_run(write_outcome(tmp_path / name, miou=miou, **setting)),))  # type: ignore[arg-type]
         for name, miou, setting in [("a", 40.0, {}), ("b", 43.5, {}), ("c", 50.0, {"split": "test"}), ("d", None, {})]
     )
-    assert same.ahead(plain) == 3.5
+    assert same.ahead(plain) == (3.5, None, 1)
     assert other.ahead(plain) is None
     assert none.ahead(plain) is None
 
@@ -158,7 +175,7 @@ def test_the_end_of_training_or_the_same_step_is_compared(
         Group(name, (read_run(write_outcome(tmp_path / name, validated=miou, done=done, steps=steps)),))
         for name, miou, (done, steps) in (("a", 10.0, first), ("b", 13.0, second))
     )
-    assert other.ahead(baseline) == ahead
+    assert other.ahead(baseline) == (None if ahead is None else (ahead, None, 1))
 
 
 def with_seeds(folder: Path, scores: dict[int, float]) -> Group:
@@ -167,18 +184,18 @@ def with_seeds(folder: Path, scores: dict[int, float]) -> Group:
 
 
 @pytest.mark.parametrize(("first", "second", "ahead"), [
-    ({0: 10, 1: 14, 2: 18}, {0: 13}, 3),                  # though its mean is lower
-    ({0: 10, 1: 14, 2: 18}, {2: 21, 0: 11, 5: 90}, 2),
-    ({0: 10}, {1: 13}, 3),
+    ({0: 10, 1: 14, 2: 18}, {0: 13}, (3, None, 1)),       # though its mean is lower
+    ({0: 10, 1: 14, 2: 18}, {2: 21, 0: 11, 5: 90}, (2, 2**0.5, 2)),
+    ({0: 10}, {1: 13}, (3, None, 1)),
     ({0: 10, 1: 14}, {2: 13}, None),
     ({0: 10, 1: 14}, {2: 13, 3: 20}, None),
 ])  # fmt: skip
 def test_runs_of_one_seed_are_compared(
-    tmp_path: Path, first: dict[int, float], second: dict[int, float], ahead: float | None
+    tmp_path: Path, first: dict[int, float], second: dict[int, float], ahead: tuple[float, float | None, int] | None
 ) -> None:
     baseline, other = with_seeds(tmp_path / "baseline", first), with_seeds(tmp_path / "other", second)
-    assert other.ahead(baseline) == ahead
-    assert baseline.ahead(other) == (None if ahead is None else -ahead)
+    assert other.ahead(baseline) == (ahead and pytest.approx(ahead))
+    assert baseline.ahead(other) == (ahead and pytest.approx((-ahead[0], *ahead[1:])))
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

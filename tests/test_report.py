@@ -120,16 +120,19 @@ def test_single_runs_have_no_standard_deviation_to_be_within(tmp_path: Path) -> 
     assert "standard deviation" not in report(tmp_path, groups).text
 
 
-def test_the_best_is_the_one_furthest_above_the_baseline_seed_by_seed(tmp_path: Path) -> None:
+def test_the_best_has_all_seeds_of_the_baseline_if_any_has(tmp_path: Path) -> None:
     reached = {"RGB": (10.0, 14.0, 18.0), "K=5": (13.0,), "K=3": (11.0, 15.0, 19.0)}
     groups = {
         name: [write_outcome(tmp_path / f"{name}{seed}", validated=miou, seed=seed) for seed, miou in enumerate(values)]
         for name, values in reached.items()
     }
     text = report(tmp_path, groups).text
-    assert text.startswith("Title Title K=5 reaches 13.0 mIoU , 3.0 above RGB.")
+    assert text.startswith("Title Title K=3 reaches 15.0 mIoU , 1.0 above RGB.")
     assert "Differences are taken over the seeds that both have." in text
     assert "13.00 +3.00 33.00" in text
+    assert "15.00 ± 4.00 n = 3 +1.00 ± 0.00 35.00" in text
+    del groups["K=3"]
+    assert report(tmp_path, groups).text.startswith("Title Title K=5 reaches 13.0 mIoU , 3.0 above RGB.")
 
 
 def test_an_unfinished_run_is_not_compared_with_a_finished_one(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from malleable.data.sample import SampleDataset
 from malleable.inference import Protocol
 from malleable.journal import METRICS, SCORE, read_metrics
 from malleable.metrics import FIGURES
-from malleable.runfolder import SETTINGS, read_config
+from malleable.runfolder import SETTINGS, essence, read_config
 
 RESULTS = "results.json"
 _REMARKS = {"nyudv2-half": "half-size, 8-bit-recovered depth"}
@@ -140,22 +140,20 @@ class Group:
         """Of the runs that its figures are from."""
         return {run.config.train.seed for run, _ in self.counted}
 
-    def ahead(self, other: Group) -> float | None:
-        """How far its mIoU is above that of ``other``: the mean over the seeds that both have, or of one run each.
+    def ahead(self, other: Group) -> Average | None:
+        """How far its mIoU is above that of ``other``, over the seeds that both have, or of one run each.
 
         None if there is no such pair, or if the two were not measured alike, at the same step or the end of training.
         """
         if self.setting != other.setting or not (self._step == other._step or (self._complete and other._complete)):
             return None
         alone = len(self.counted) == len(other.counted) == 1
-        gains = [
+        return Average.of(
             mine.miou - theirs.miou
             for run, mine in self.counted
             for against, theirs in other.counted
             if alone or run.config.train.seed == against.config.train.seed
-        ]
-        gains = [gain for gain in gains if math.isfinite(gain)]
-        return mean(gains) if gains else None
+        )
 
     @property
     def images_per_second(self) -> float | None:
@@ -187,16 +185,17 @@ def read_run(folder: Path, evaluated: bool = True) -> Run:
 
 
 def grouped(runs: Iterable[Run]) -> list[Group]:
-    """Runs that differ by their seed alone together, each group by the name of its method, unlike all others.
+    """Runs that learn alike but for their seed together, each group by the name of its method, unlike all others.
 
     A run with the seed of another is no further seed: it goes to a group of its own.
     """
     seeds: dict[tuple[Config, int], list[Run]] = {}
     copies: Counter[Config] = Counter()
     for run in runs:
-        method = replace(run.config, train=replace(run.config.train, seed=0))
-        seeds.setdefault((method, copies[run.config]), []).append(run)
-        copies[run.config] += 1
+        learned = essence(run.config)
+        method = replace(learned, train=replace(learned.train, seed=0))
+        seeds.setdefault((method, copies[learned]), []).append(run)
+        copies[learned] += 1
     methods = Counter(method_name(config.model) for config, _ in seeds)
     folders = Counter(members[0].folder.name for members in seeds.values())
 

@@ -86,9 +86,10 @@ def _baseline(groups: Sequence[Group]) -> Group:
 
 
 def _best(groups: Sequence[Group], baseline: Group) -> Group:
-    """The one furthest above the baseline."""
-    compared = [group for group in groups if group.ahead(baseline) is not None]
-    return max(compared, key=lambda group: group.ahead(baseline) or 0.0, default=baseline)
+    """The one furthest above the baseline; one that lacks seeds of the baseline's only if all others do."""
+    others = [group for group in groups if group is not baseline and group.ahead(baseline) is not None]
+    whole = [group for group in others if group.seeds >= baseline.seeds] or others
+    return max([baseline, *whole], key=lambda group: ahead.mean if (ahead := group.ahead(baseline)) else 0.0)
 
 
 def _apart(groups: Sequence[Group], baseline: Group) -> list[Group]:
@@ -103,10 +104,10 @@ def _headline(groups: Sequence[Group], baseline: Group) -> list[object]:
     if best.miou is None or ahead is None:
         return ["No run has a result yet."]
     words: list[object] = [best.name, " reaches ", element("strong", f"{best.miou.mean:.1f} mIoU")]
-    if best is not baseline and round(ahead, 1) == 0:
+    if best is not baseline and round(ahead.mean, 1) == 0:
         words.append(f", level with {baseline.name}.")
     elif best is not baseline:
-        words += [", ", element("strong", f"{ahead:.1f} above"), f" {baseline.name}."]
+        words += [", ", element("strong", f"{ahead.mean:.1f} above"), f" {baseline.name}."]
     else:
         compared = any(group is not baseline and group.ahead(baseline) is not None for group in groups)
         words.append(f"; no {'run compared with it' if apart else 'other run'} is above it." if compared else ".")
@@ -142,12 +143,16 @@ def _setting(groups: Sequence[Group], baseline: Group) -> str:
 
 
 def _near(groups: Sequence[Group], best: Group) -> list[str]:
-    """The groups that are no further from the best than the larger standard deviation of the two."""
+    """The groups that are no further from the best than a standard deviation.
+
+    It is that of the differences seed by seed, or, where there is only one, the larger one of the two groups.
+    """
 
     def near(group: Group) -> bool:
         distance = best.ahead(group)
-        spreads = [average.spread for average in (group.miou, best.miou) if average and average.spread is not None]
-        return distance is not None and bool(spreads) and distance <= max(spreads)
+        own = [average.spread for average in (group.miou, best.miou) if average and average.spread is not None]
+        spread = distance and (distance.spread if distance.n > 1 else max(own, default=None))
+        return distance is not None and spread is not None and distance.mean <= spread
 
     return [group.name for group in groups if group is not best and near(group)]
 

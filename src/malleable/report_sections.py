@@ -48,7 +48,7 @@ def results(groups: Sequence[Group], baseline: Group, colours: Mapping[str, str]
     ]
     columns = [
         Column("mIoU", [_counted(group.miou) for group in groups]),
-        Column("difference", [_signed(None if group is baseline else group.ahead(baseline)) for group in groups]),
+        Column("difference", [shown(None if group is baseline else group.ahead(baseline), "+") for group in groups]),
         Column("pixel accuracy", [shown(group.average(lambda each: each.pixel_accuracy)) for group in groups]),
         Column("mean accuracy", [shown(group.average(lambda each: each.mean_accuracy)) for group in groups]),
         Column("mIoU in the paper", [_paper(row) for row in papers], words=True),

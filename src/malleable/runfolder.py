@@ -15,7 +15,7 @@ from malleable.options import read_settings
 SETTINGS = "config.yaml"
 
 
-_HARMLESS = {"data.workers", "train.checkpoint_every", "train.validate_every", "train.log_every", "train.keep"}
+_HARMLESS = {"data": ("workers",), "train": ("checkpoint_every", "validate_every", "log_every", "keep")}
 """What may change in the middle of a run without changing what it learns."""
 
 
@@ -56,19 +56,31 @@ def compare(before: Config, now: Config, folder: Path) -> None:
 
 def differences(before: Config, now: Config) -> list[str]:
     """The settings that change what a run learns, where they differ: "train.lr was 0.01 and is 0.02"."""
-    old, new = before.to_dict(), now.to_dict()
+    old, new = essence(before).to_dict(), essence(now).to_dict()
     return [
         f"{section}.{key} was {old[section][key]!r} and is {new[section][key]!r}"
         for section in old
         for key in old[section]
-        if old[section][key] != new[section][key] and f"{section}.{key}" not in _HARMLESS
+        if old[section][key] != new[section][key]
     ]
+
+
+def essence(config: Config) -> Config:
+    """``config`` with what does not change what a run learns as it is by default."""
+    settings, defaults = config.to_dict(), Config().to_dict()
+    for section, keys in _HARMLESS.items():
+        settings[section] |= {key: defaults[section][key] for key in keys}
+    return Config.from_dict(settings)
 
 
 def read_config(folder: Path) -> Config:
     """The settings that the run in ``folder`` was started with."""
-    settings = read_settings(folder / SETTINGS)
-    return Config.from_dict({section: settings.get(section) for section in ("model", "data", "train")})
+    path = folder / SETTINGS
+    settings = read_settings(path)
+    try:
+        return Config.from_dict({section: settings.get(section) for section in ("model", "data", "train")})
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; use the version that wrote it, or train again") from error
 
 
 def write_settings(folder: Path, config: Config) -> None:
