@@ -70,7 +70,7 @@ def test_a_file_may_build_on_another(tmp_path: Path) -> None:
         (("steps: 10", "steps: ten"), "train.steps"),
         (("lr: 0.5", "lr: -1"), "train.lr must be positive"),
         (("title: Two methods", "titel: Two methods"), "titel"),
-        (("  RGB:", "  EXTRA:"), "names that differ"),
+        (("  RGB:", "  EXTRA:"), "names that differ in letters or digits, got 'extra' and 'EXTRA'"),
         (("seeds: [3, 4]", "seeds: three"), "seeds"),
     ],
 )

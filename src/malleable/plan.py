@@ -69,8 +69,12 @@ def read_plan(path: Path, steps: int | None = None) -> Plan:
     except UsageError as error:
         raise UsageError(str(error).removeprefix("--config: ")) from error
     file = _parse(str(path), _File, settings)
-    if len({slug(name) for name in file.rows}) < len(file.rows) or not all(map(slug, file.rows)):
-        raise UsageError(f"{path}: the rows need names that differ in letters or digits, got {', '.join(file.rows)}")
+    folders: dict[str, str] = {}
+    for name in file.rows:
+        other = folders.setdefault(slug(name), name)
+        if other != name or not slug(name):
+            clash = f"{other!r} and {name!r}" if other != name else repr(name)
+            raise UsageError(f"{path}: rows need names that differ in letters or digits, got {clash}")
     runs: list[tuple[int, int, PlannedRun]] = []
     for name, row in file.rows.items():
         row, where = dict(row or {}), f"{path}, row {name!r}"
@@ -103,8 +107,8 @@ def share(runs: tuple[PlannedRun, ...], only: str | None) -> tuple[PlannedRun, .
 
 
 def slug(name: str) -> str:
-    """A name for files: lower case letters and digits, joined by dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    """A name for files: lower case letters and digits of any language, joined by dashes."""
+    return re.sub(r"[\W_]+", "-", name.lower()).strip("-")
 
 
 def _checked_seeds(where: str, seeds: Any) -> tuple[int, ...]:
