@@ -206,13 +206,21 @@ def test_a_results_file_of_another_kind_is_refused(study: Study, capsys: pytest.
     assert "is not what a study writes" in capsys.readouterr().err
 
 
+def test_collecting_starts_nothing(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    study.run("--only", "1/2")
+    before = study.started()
+    assert study.run("--collect") == 0
+    assert study.started() == before
+    assert "2 of 4 runs have no result yet" in capsys.readouterr().err
+
+
 def test_processes_that_collect_at_the_same_time_do_not_disturb_each_other(study: Study) -> None:
     study.run()
     code = (
         "import sys\nfrom pathlib import Path\n"
-        "from malleable.plan import read_plan\nfrom malleable.study import collect\n"
+        "from malleable.plan import read_plan\nfrom malleable.study import gather\n"
         "file, out = map(Path, sys.argv[1:])\n"
-        "for _ in range(60): assert len(collect(read_plan(file), out, out).results) == 4"
+        "for _ in range(60): assert len(gather(read_plan(file), out, out).results) == 4"
     )
     processes = [start(["-c", code, str(study.file), str(study.out)]) for _ in range(2)]
     assert [(process.communicate(timeout=100)[1][-300:], process.returncode) for process in processes] == [("", 0)] * 2

@@ -32,6 +32,7 @@ def study(
     steps: int | None = None,
     only: str | None = None,
     launcher: str | None = None,
+    collect: bool = False,
 ) -> int:
     """Train each row of a study with each seed. What is finished is not trained again, what was stopped goes on.
 
@@ -43,16 +44,17 @@ def study(
         steps: updates of every run, instead of the file's; needs an out of its own.
         only: i/n takes the i-th of n parts of the runs, for as many processes or machines.
         launcher: the command that starts a run, for example "srun --gpus=1" or "sbatch --gpus=1".
+        collect: start no run, only gather what finished ones reached.
     """
     if steps is not None and out is None:
         raise UsageError("steps makes other runs than the file's; give them a folder of their own with --out")
     plan = read_plan(Path(file), steps)
-    chosen = share(plan.runs, only)
+    chosen = () if collect else share(plan.runs, only)
     folder = Path(out or plan.out)
     kept = Path(record or (plan.record if out is None else None) or folder)
     page = folder / REPORT if report is None else Path(report)
     check_ours(page, kept)
-    tally = collect(plan, folder, kept)
+    tally = gather(plan, folder, kept)
     failed: list[PlannedRun] = []
     for run in chosen:
         if run in tally.results:
@@ -66,7 +68,7 @@ def study(
         if code:
             failed.append(run)
             print(f"{run} failed with exit code {code}; going on with the next", file=sys.stderr)
-        tally = collect(plan, folder, kept)
+        tally = gather(plan, folder, kept)
     tally.print()
     missing = [run for run in plan.runs if run not in tally.results]
     if missing:
@@ -118,7 +120,7 @@ def _malleable() -> Sequence[str]:
     return [sys.executable, "-m", "malleable"] if script is None else [script]
 
 
-def collect(plan: Plan, folder: Path, kept: Path) -> Tally:
+def gather(plan: Plan, folder: Path, kept: Path) -> Tally:
     """The results of all runs that are done, whether they were kept or lie in ``folder``; all are kept then."""
     kept.mkdir(parents=True, exist_ok=True)
     with locked(kept):  # other parts of the study may be collecting too
