@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from malleable.average import Average, shown
+from malleable.average import Average, decimal, shown
 
 
 @pytest.mark.parametrize(("values", "sign", "text"), [
@@ -24,3 +24,7 @@ def test_averages_as_tables_have_them(values: list[float], sign: str, text: str)
 
 def test_runs_without_the_figure_do_not_count() -> None:
     assert Average.of([1.0, math.inf, 3.0]) == (2.0, pytest.approx(2**0.5), 2)
+
+
+def test_zero_has_no_minus() -> None:
+    assert [decimal(value, 3, "+") for value in (-0.00002, -0.002, 0.002)] == ["+0.000", "−0.002", "+0.002"]

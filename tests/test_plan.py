@@ -70,7 +70,8 @@ def test_a_file_may_build_on_another(tmp_path: Path) -> None:
         (("steps: 10", "steps: ten"), "train.steps"),
         (("lr: 0.5", "lr: -1"), "train.lr must be positive"),
         (("title: Two methods", "titel: Two methods"), "titel"),
-        (("  RGB:", "  EXTRA:"), "names that differ in letters or digits, got 'extra' and 'EXTRA'"),
+        (("  RGB:", "  EXTRA:"), "must differ in letters or digits, whatever their case, got 'extra' and 'EXTRA'"),
+        (("  RGB:", "  '!?':"), "need a letter or digit, got '!\\?'"),
         (("seeds: [3, 4]", "seeds: three"), "seeds"),
     ],
 )
@@ -113,3 +114,4 @@ def test_every_study_parses_and_begins_with_its_command(path: Path) -> None:
 
 def test_slugs_are_file_names() -> None:
     assert slug("2.5D, K=3 / a") == "2-5d-k-3-a"
+    assert slug("Größe β_1") == "größe-β-1"

@@ -106,13 +106,23 @@ def test_headlines(tmp_path: Path, rgb: float | None, ours: float | None, senten
     assert report(tmp_path, groups).text.startswith(f"Title Title {sentence}")
 
 
-def test_what_is_as_good_as_the_best_is_named_beside_it(tmp_path: Path) -> None:
-    reached = {"far": (30.0, 31.0), "best": (40.0, 41.0), "near": (39.0, 41.0), "single": (39.9,)}
-    groups = {
-        name: [write_outcome(tmp_path / f"{name}{seed}", validated=miou, seed=seed) for seed, miou in enumerate(values)]
+def with_seeds(folder: Path, reached: dict[str, tuple[float, ...]]) -> dict[str, list[Path]]:
+    """Runs of seeds 0, 1, … with these mIoU."""
+    return {
+        name: [write_outcome(folder / f"{name}{seed}", validated=miou, seed=seed) for seed, miou in enumerate(values)]
         for name, values in reached.items()
     }
-    assert "No further from best than a standard deviation: near, single." in report(tmp_path, groups).text
+
+
+def test_what_is_as_good_as_the_best_is_named_beside_it(tmp_path: Path) -> None:
+    reached = {"far": (30.0, 31.0), "best": (40.0, 41.0), "near": (39.0, 41.0), "single": (39.9,), "above": (44.0,)}
+    text = report(tmp_path, with_seeds(tmp_path, reached)).text
+    assert "No further from best than a standard deviation: near, single. " in text
+
+
+def test_what_is_behind_with_every_seed_is_not_as_good_however_seeds_differ(tmp_path: Path) -> None:
+    text = report(tmp_path, with_seeds(tmp_path, {"RGB": (30.0, 31.0), "best": (40.0, 45.0), "behind": (39.0, 44.0)}))
+    assert "than a standard deviation" not in text.text
 
 
 def test_single_runs_have_no_standard_deviation_to_be_within(tmp_path: Path) -> None:
@@ -121,18 +131,22 @@ def test_single_runs_have_no_standard_deviation_to_be_within(tmp_path: Path) -> 
 
 
 def test_the_best_has_all_seeds_of_the_baseline_if_any_has(tmp_path: Path) -> None:
-    reached = {"RGB": (10.0, 14.0, 18.0), "K=5": (13.0,), "K=3": (11.0, 15.0, 19.0)}
-    groups = {
-        name: [write_outcome(tmp_path / f"{name}{seed}", validated=miou, seed=seed) for seed, miou in enumerate(values)]
-        for name, values in reached.items()
-    }
+    groups = with_seeds(tmp_path, {"RGB": (10.0, 14.0, 18.0), "K=5": (13.0,), "K=3": (11.0, 15.0, 19.0)})
     text = report(tmp_path, groups).text
-    assert text.startswith("Title Title K=3 reaches 15.0 mIoU , 1.0 above RGB.")
+    assert text.startswith(
+        "Title Title K=3 reaches 15.0 mIoU , 1.0 above RGB. Further above RGB, but with fewer seeds: K=5."
+    )
     assert "Differences are taken over the seeds that both have." in text
     assert "13.00 +3.00 33.00" in text
-    assert "15.00 ± 4.00 n = 3 +1.00 ± 0.00 35.00" in text
+    assert "15.00 ± 4.00 n = 3 +1.00 ± 0.00 n = 3 35.00" in text
     del groups["K=3"]
     assert report(tmp_path, groups).text.startswith("Title Title K=5 reaches 13.0 mIoU , 3.0 above RGB.")
+
+
+def test_a_baseline_that_one_with_fewer_seeds_exceeds_is_not_called_unexceeded(tmp_path: Path) -> None:
+    groups = with_seeds(tmp_path, {"RGB": (10.0, 14.0, 18.0), "K=5": (13.0,), "K=3": (9.0, 13.0, 17.0)})
+    sentence = "RGB reaches 14.0 mIoU . Further above RGB, but with fewer seeds: K=5."
+    assert report(tmp_path, groups).text.startswith(f"Title Title {sentence}")
 
 
 def test_an_unfinished_run_is_not_compared_with_a_finished_one(tmp_path: Path) -> None:

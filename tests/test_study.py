@@ -214,6 +214,18 @@ def test_collecting_starts_nothing(study: Study, capsys: pytest.CaptureFixture[s
     assert "2 of 4 runs have no result yet" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("--only", "1/2"), "only=1/2 has no meaning"), (("--out", "typo"), "there is nothing to collect: neither typo")],
+)
+def test_collecting_in_vain_is_refused(
+    study: Study, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    assert study.run("--collect", *arguments) != 0
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not Path("typo").exists()
+
+
 def test_processes_that_collect_at_the_same_time_do_not_disturb_each_other(study: Study) -> None:
     study.run()
     code = (

@@ -48,6 +48,7 @@ def test_a_seed_that_one_row_lacks_does_not_count_for_the_gain() -> None:
         plan(), {run: result(run, MIOU[run.row, run.seed]) for run in plan().runs if str(run) != "RGB, seed 0"}
     )
     assert partial.gains("ours") == [7.0]
+    assert partial.cells()[2][5] == "+7.00 (n = 1)"
 
 
 def test_one_seed_has_no_spread() -> None:
@@ -77,14 +78,25 @@ def test_learned_receptive_fields_are_averaged_over_seeds() -> None:
 
 
 def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    name = "ours [bold] | wide"
+    name = "ours [bold] :cat: | wide"
     run = replace(run_of("ours", 0), row=name)
     odd = Tally(replace(plan(), title="Study [/draft]", rows=(name,), runs=(run,)), {run: result(run, 40.0)})
     odd.print()
     shown = capsys.readouterr().out
     assert "Study [/draft]" in shown
     assert name in " ".join(shown.split())
-    assert "| ours [bold] &#124; wide |" in odd.to_markdown()
+    assert "| ours [bold] :cat: &#124; wide |" in odd.to_markdown()
+
+
+def test_long_names_leave_the_figures_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "malleable K=3, centers and temperature learned"
+    runs = tuple(replace(run, row=name) if run.row == "ours" else run for run in plan().runs)
+    figures = dict(zip(runs, tally().results.values(), strict=True))
+    Tally(replace(plan(), rows=("RGB", name), runs=runs), figures).print()
+    assert "2 46.00 ± 4.24 76.00 ± 4.24 56.00 ± 4.24 +5.00 ± 2.83" in " ".join(capsys.readouterr().out.split())
 
 
 def test_data_that_the_paper_has_not_gets_no_column() -> None:
@@ -102,6 +114,18 @@ def test_results_of_other_settings_are_refused(tmp_path: Path) -> None:
     changed = [replace(run, config=replace(run.config, train=replace(run.config.train, lr=0.5))) for run in plan().runs]
     with pytest.raises(ValueError, match=r"RGB, seed 0 with other settings: train\.lr was 0\.01 and is 0\.5"):
         read_results(tmp_path / "results.json", replace(plan(), runs=tuple(changed)))
+
+
+def test_results_of_another_version_are_refused(tmp_path: Path) -> None:
+    older = tally().to_dict()
+    older["rows"][0]["runs"][0]["settings"]["train"]["iterations"] = 5
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(older))
+    with pytest.raises(ValueError, match=r"of another version .*'iterations'"):
+        read_results(path, plan())
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="'rows' is missing"):
+        read_results(path, plan())
 
 
 def test_a_run_counts_when_it_was_validated_after_its_last_step(tmp_path: Path) -> None:

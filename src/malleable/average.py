@@ -26,5 +26,10 @@ def shown(average: Average | None, sign: str = "") -> str:
     """As tables have it: "12.91 ± 0.36", "12.91" of a single run, "–" of none. ``sign`` "+" shows it on gains too."""
     if average is None:
         return "–"
-    text = f"{round(average.mean, 2) + 0.0:{sign}.2f}".replace("-", "−")  # + 0.0: zero without a minus
+    text = decimal(average.mean, 2, sign)
     return text if average.spread is None else f"{text} ± {average.spread:.2f}"
+
+
+def decimal(value: float, digits: int, sign: str = "") -> str:
+    """``value`` with ``digits`` behind the point; ``sign`` "+" shows it on gains too."""
+    return f"{round(value, digits) + 0.0:{sign}.{digits}f}".replace("-", "−")  # + 0.0: zero without a minus

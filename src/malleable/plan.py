@@ -71,10 +71,12 @@ def read_plan(path: Path, steps: int | None = None) -> Plan:
     file = _parse(str(path), _File, settings)
     folders: dict[str, str] = {}
     for name in file.rows:
+        if not slug(name):
+            raise UsageError(f"{path}: names of rows need a letter or digit, got {name!r}")
         other = folders.setdefault(slug(name), name)
-        if other != name or not slug(name):
-            clash = f"{other!r} and {name!r}" if other != name else repr(name)
-            raise UsageError(f"{path}: rows need names that differ in letters or digits, got {clash}")
+        if other != name:
+            need = "must differ in letters or digits, whatever their case"
+            raise UsageError(f"{path}: names of rows {need}, got {other!r} and {name!r}")
     runs: list[tuple[int, int, PlannedRun]] = []
     for name, row in file.rows.items():
         row, where = dict(row or {}), f"{path}, row {name!r}"

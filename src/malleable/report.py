@@ -22,7 +22,7 @@ _COLOURS = tuple("var(--ink)" if colour == INK else colour for colour in LINES) 
 def report(runs: list[str], out: str = "report.html", title: str = "Report", overwrite: bool = False) -> None:
     """Show runs beside each other in one HTML file that needs no network.
 
-    Runs that differ by their seed alone are shown as one, with mean and standard deviation.
+    Runs that learn alike but for their seed are shown as one, with mean and standard deviation.
 
     Args:
         runs: folders of runs, finished or not; figures of results.json go before the last validation of training,
@@ -87,9 +87,10 @@ def _baseline(groups: Sequence[Group]) -> Group:
 
 def _best(groups: Sequence[Group], baseline: Group) -> Group:
     """The one furthest above the baseline; one that lacks seeds of the baseline's only if all others do."""
-    others = [group for group in groups if group is not baseline and group.ahead(baseline) is not None]
-    whole = [group for group in others if group.seeds >= baseline.seeds] or others
-    return max([baseline, *whole], key=lambda group: ahead.mean if (ahead := group.ahead(baseline)) else 0.0)
+    compared = [(gain.mean, gain.n, group) for group in groups if (gain := group.ahead(baseline))]
+    whole = [(mean, group) for mean, n, group in compared if n == len(baseline.counted) and group is not baseline]
+    above = whole or [(mean, group) for mean, _, group in compared]
+    return max([(0.0, baseline), *above], key=lambda pair: pair[0])[1]
 
 
 def _apart(groups: Sequence[Group], baseline: Group) -> list[Group]:
@@ -104,13 +105,17 @@ def _headline(groups: Sequence[Group], baseline: Group) -> list[object]:
     if best.miou is None or ahead is None:
         return ["No run has a result yet."]
     words: list[object] = [best.name, " reaches ", element("strong", f"{best.miou.mean:.1f} mIoU")]
+    further = [group.name for group in groups if (gain := group.ahead(baseline)) and gain.mean > ahead.mean]
     if best is not baseline and round(ahead.mean, 1) == 0:
         words.append(f", level with {baseline.name}.")
     elif best is not baseline:
         words += [", ", element("strong", f"{ahead.mean:.1f} above"), f" {baseline.name}."]
     else:
         compared = any(group is not baseline and group.ahead(baseline) is not None for group in groups)
-        words.append(f"; no {'run compared with it' if apart else 'other run'} is above it." if compared else ".")
+        nothing = compared and not further
+        words.append(f"; no {'run compared with it' if apart else 'other run'} is above it." if nothing else ".")
+    if further:
+        words.append(f" Further above {baseline.name}, but with fewer seeds: {', '.join(further)}.")
     if apart:
         scores = ", ".join(f"{group.name} ({group.miou.mean:.1f} mIoU)" for group in apart if group.miou)
         words.append(f" Not compared with {baseline.name}: {scores}.")
@@ -152,7 +157,7 @@ def _near(groups: Sequence[Group], best: Group) -> list[str]:
         distance = best.ahead(group)
         own = [average.spread for average in (group.miou, best.miou) if average and average.spread is not None]
         spread = distance and (distance.spread if distance.n > 1 else max(own, default=None))
-        return distance is not None and spread is not None and distance.mean <= spread
+        return distance is not None and spread is not None and abs(distance.mean) <= spread
 
     return [group.name for group in groups if group is not best and near(group)]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from malleable.average import Average, shown
+from malleable.average import Average, decimal, shown
 from malleable.config import Config
 from malleable.cost import Cost
 from malleable.data.parallel import with_progress
@@ -48,7 +48,7 @@ def results(groups: Sequence[Group], baseline: Group, colours: Mapping[str, str]
     ]
     columns = [
         Column("mIoU", [_counted(group.miou) for group in groups]),
-        Column("difference", [shown(None if group is baseline else group.ahead(baseline), "+") for group in groups]),
+        Column("difference", [_counted(None if group is baseline else group.ahead(baseline), "+") for group in groups]),
         Column("pixel accuracy", [shown(group.average(lambda each: each.pixel_accuracy)) for group in groups]),
         Column("mean accuracy", [shown(group.average(lambda each: each.mean_accuracy)) for group in groups]),
         Column("mIoU in the paper", [_paper(row) for row in papers], words=True),
@@ -238,8 +238,8 @@ def _data(run: Run) -> tuple[str, str]:
     return run.config.data.root, run.config.data.val
 
 
-def _counted(average: Average | None) -> Html:
-    return join(shown(average), small(f"n = {average.n}") if average and average.n > 1 else None)
+def _counted(average: Average | None, sign: str = "") -> Html:
+    return join(shown(average, sign), small(f"n = {average.n}") if average and average.n > 1 else None)
 
 
 def _number(value: float | None, digits: int = 2) -> str:
@@ -247,7 +247,7 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 
 def _signed(value: float | None, digits: int = 2) -> str:
-    return "–" if value is None or math.isnan(value) else f"{value:+.{digits}f}".replace("-", "−")
+    return "–" if value is None or math.isnan(value) else decimal(value, digits, "+")
 
 
 def _flat(config: Config) -> dict[str, str]:

@@ -44,8 +44,10 @@ def study(
         steps: updates of every run, instead of the file's; needs an out of its own.
         only: i/n takes the i-th of n parts of the runs, for as many processes or machines.
         launcher: the command that starts a run, for example "srun --gpus=1" or "sbatch --gpus=1".
-        collect: start no run, only gather what finished ones reached.
+        collect: start no run, only gather what finished ones reached; the report follows when all are done.
     """
+    if collect and only is not None:
+        raise UsageError(f"collect gathers all runs, so only={only} has no meaning beside it; leave one out")
     if steps is not None and out is None:
         raise UsageError("steps makes other runs than the file's; give them a folder of their own with --out")
     plan = read_plan(Path(file), steps)
@@ -53,6 +55,10 @@ def study(
     folder = Path(out or plan.out)
     kept = Path(record or (plan.record if out is None else None) or folder)
     page = folder / REPORT if report is None else Path(report)
+    if collect and not folder.is_dir() and not (kept / RESULTS).is_file():
+        raise UsageError(
+            f"there is nothing to collect: neither {folder} nor {kept / RESULTS} exists; see --out, --record"
+        )
     check_ours(page, kept)
     tally = gather(plan, folder, kept)
     failed: list[PlannedRun] = []

@@ -18,8 +18,6 @@ from malleable.paper import paper_row
 from malleable.plan import Plan, PlannedRun
 from malleable.runfolder import differences
 
-_PAPER = "paper's mIoU"
-
 
 @dataclass(frozen=True)
 class Result:
@@ -114,17 +112,29 @@ class Tally:
 
     def cells(self) -> list[list[str]]:
         """The table: a heading, then a line for each row with a result; the paper's column if it has any of them."""
-        first, done = self.plan.rows[0], [row for row in self.plan.rows if self.of_row(row)]
-        lines = [["", "seeds", *FIGURES.values(), f"mIoU above {first}"]]
-        for row in done:
-            figures = [shown(Average.of(run.figures[name] for run in self.of_row(row).values())) for name in FIGURES]
-            gain = "" if row == first else shown(Average.of(self.gains(row)), "+")
-            lines.append([row, str(len(self.of_row(row))), *figures, gain])
-        papers = [paper_row(next(iter(self.of_row(row).values())).config) for row in done]
+        lines = self._figures()
+        papers = [paper_row(next(iter(self.of_row(row).values())).config) for row in self._done]
         if any(papers):
             column = ["" if paper is None else f"{paper.miou:.2f} ({paper.label})" for paper in papers]
-            lines = [[*line, cell] for line, cell in zip(lines, [_PAPER, *column], strict=True)]
+            lines = [[*line, cell] for line, cell in zip(lines, ["paper's mIoU", *column], strict=True)]
         return lines
+
+    @property
+    def _done(self) -> list[str]:
+        return [row for row in self.plan.rows if self.of_row(row)]
+
+    def _figures(self) -> list[list[str]]:
+        first = self.plan.rows[0]
+        lines = [["", "seeds", *FIGURES.values(), f"mIoU above {first}"]]
+        for row in self._done:
+            figures = [shown(Average.of(run.figures[name] for run in self.of_row(row).values())) for name in FIGURES]
+            lines.append([row, str(len(self.of_row(row))), *figures, "" if row == first else self._gain(row)])
+        return lines
+
+    def _gain(self, row: str) -> str:
+        """With its number of seeds if that is not the row's."""
+        gain = Average.of(self.gains(row))
+        return shown(gain, "+") + (f" (n = {gain.n})" if gain and gain.n < len(self.of_row(row)) else "")
 
     def learned(self) -> list[list[str]]:
         """Where the receptive fields of malleable rows ended, a heading and a line for each row and layer."""
@@ -154,37 +164,36 @@ class Tally:
         """A table on standard output."""
         from rich import box
         from rich.console import Console
-        from rich.markup import escape
         from rich.table import Table
 
-        heading, *lines = self.cells()
+        heading, *lines = self._figures()
         several = any(len(self.of_row(row)) > 1 for row in self.plan.rows)
         table = Table(
-            title=escape(self.plan.title),
+            title=self.plan.title,
             caption="percent" + ("; mean ± standard deviation over seeds" if several else ""),
             box=box.SIMPLE_HEAD,
             pad_edge=False,
             padding=(0, 1, 0, 0),
         )
-        for place, cell in enumerate(heading):  # figures stay on one line, the paper's setting may be long
-            table.add_column(
-                escape(fill(cell, 12)), justify="right" if place else "left", no_wrap=cell != _PAPER, vertical="bottom"
-            )
+        for place, cell in enumerate(heading):  # figures stay on one line, names may be long
+            table.add_column(fill(cell, 12), justify="right" if place else "left", no_wrap=place > 0, vertical="bottom")
         for line in lines:
-            table.add_row(*map(escape, line))
-        Console().print(table)
+            table.add_row(*line)
+        Console(markup=False, emoji=False).print(table)
 
 
 def read_results(path: Path, plan: Plan) -> dict[PlannedRun, Result]:
     """The results of ``plan``'s runs in a results.json; refuses those of other settings, and to forget any."""
     if not path.is_file():
         return {}
+    content = read_json(path)
     try:
-        rows = {row["name"]: row["runs"] for row in read_json(path)["rows"]}
+        rows = {row["name"]: row["runs"] for row in content["rows"]}
         kept = {(name, int(seed)): Result.from_dict(run) for name, runs in rows.items() for seed, run in runs.items()}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else error
         raise ValueError(
-            f"{path} is not what a study writes, or of another version ({error}); use another record folder"
+            f"{path} is not what a study writes, or of another version ({what}); use another record folder"
         ) from error
     found = {run: kept.pop((run.row, run.seed)) for run in plan.runs if (run.row, run.seed) in kept}
     if kept:
