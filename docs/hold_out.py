@@ -11,11 +11,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from malleable.data import FolderDataset
+
 BLOCK, EVERY = 20, 4
 
 
 def main(source: Path, view: Path) -> None:
-    ids = (source / "splits" / "train.txt").read_text(encoding="utf-8").split()
+    ids = FolderDataset(source, "train").ids
     held = [place // BLOCK % EVERY == EVERY - 1 for place in range(len(ids))]
     (view / "splits").mkdir(parents=True)
     for name in ("dataset.json", "images", "depth", "labels", "cameras"):
