@@ -1,6 +1,7 @@
 """Means, spreads and gains of a study, against numbers worked out by hand."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,7 +41,12 @@ def test_means_and_sample_deviations_over_seeds() -> None:
 
 def test_gains_are_taken_seed_by_seed() -> None:
     assert tally().gains("ours") == [3.0, 7.0]
-    assert tally().to_dict()["rows"][1]["gain"] == {"mean": 5.0, "n": 2, "spread": pytest.approx(8**0.5)}
+    assert tally().to_dict()["rows"][1]["gain"] == {
+        "mean": 5.0,
+        "n": 2,
+        "spread": pytest.approx(8**0.5),
+        "p": pytest.approx(1 - 2 / math.pi * math.atan(2.5)),  # Cauchy's distribution
+    }
 
 
 def test_a_seed_that_one_row_lacks_does_not_count_for_the_gain() -> None:
@@ -49,6 +55,7 @@ def test_a_seed_that_one_row_lacks_does_not_count_for_the_gain() -> None:
     )
     assert partial.gains("ours") == [7.0]
     assert partial.cells()[2][5] == "+7.00 (n = 1)"
+    assert "p" not in partial.cells()[0]
 
 
 def test_one_seed_has_no_spread() -> None:
@@ -59,8 +66,8 @@ def test_one_seed_has_no_spread() -> None:
 def test_the_markdown_table_has_the_paper_beside_ours() -> None:
     title, _, *lines = tally().to_markdown().splitlines()
     assert title == "A title"
-    assert lines[0].startswith("|  | seeds | mIoU | pixel accuracy | mean accuracy | mIoU above RGB | paper's mIoU |")
-    assert lines[3].startswith("| ours | 2 | 46.00 ± 4.24 | 76.00 ± 4.24 | 56.00 ± 4.24 | +5.00 ± 2.83 | 48.80")
+    assert lines[0].startswith("|  | seeds | mIoU | pixel accuracy | mean accuracy | mIoU above RGB | p | paper's")
+    assert lines[3].startswith("| ours | 2 | 46.00 ± 4.24 | 76.00 ± 4.24 | 56.00 ± 4.24 | +5.00 ± 2.83 | 0.242 | 48")
 
 
 def test_learned_receptive_fields_are_averaged_over_seeds() -> None:
@@ -96,7 +103,7 @@ def test_long_names_leave_the_figures_whole(
     runs = tuple(replace(run, row=name) if run.row == "ours" else run for run in plan().runs)
     figures = dict(zip(runs, tally().results.values(), strict=True))
     Tally(replace(plan(), rows=("RGB", name), runs=runs), figures).print()
-    assert "2 46.00 ± 4.24 76.00 ± 4.24 56.00 ± 4.24 +5.00 ± 2.83" in " ".join(capsys.readouterr().out.split())
+    assert "2 46.00 ± 4.24 76.00 ± 4.24 56.00 ± 4.24 +5.00 ± 2.83 0.242" in " ".join(capsys.readouterr().out.split())
 
 
 def test_data_that_the_paper_has_not_gets_no_column() -> None:

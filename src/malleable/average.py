@@ -21,6 +21,25 @@ class Average(NamedTuple):
         kept = [value for value in values if math.isfinite(value)]
         return cls(mean(kept), stdev(kept) if len(kept) > 1 else None, len(kept)) if kept else None
 
+    @property
+    def p_value(self) -> float | None:
+        """How often chance alone would give a mean as far from zero: the two-sided t-test. None for a single run.
+
+        Student's distribution with a whole number of degrees of freedom has a closed form (Abramowitz and Stegun,
+        Handbook of Mathematical Functions, 26.7.3 and 26.7.4).
+        """
+        if self.spread is None:
+            return None
+        freedom = self.n - 1
+        angle = math.atan2(abs(self.mean) * math.sqrt(self.n), self.spread * math.sqrt(freedom))
+        odd = freedom % 2
+        term, total = math.cos(angle) ** odd, 0.0
+        for place in range(1 + odd, freedom, 2):
+            total += term
+            term *= place / (place + 1) * math.cos(angle) ** 2
+        inside = math.sin(angle) * total
+        return max(1 - (2 / math.pi * (angle + inside) if odd else inside), 0.0)
+
 
 def shown(average: Average | None, sign: str = "") -> str:
     """As tables have it: "12.91 ± 0.36", "12.91" of a single run, "–" of none. ``sign`` "+" shows it on gains too."""
@@ -28,6 +47,12 @@ def shown(average: Average | None, sign: str = "") -> str:
         return "–"
     text = decimal(average.mean, 2, sign)
     return text if average.spread is None else f"{text} ± {average.spread:.2f}"
+
+
+def shown_p(average: Average | None) -> str:
+    """Its p-value as tables have it: "0.034", "< 0.001", and nothing of a single run."""
+    p = average and average.p_value
+    return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def decimal(value: float, digits: int, sign: str = "") -> str:

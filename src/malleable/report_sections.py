@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from malleable.average import Average, decimal, shown
+from malleable.average import Average, decimal, shown, shown_p
 from malleable.config import Config
 from malleable.cost import Cost
 from malleable.data.parallel import with_progress
@@ -46,9 +46,11 @@ def results(groups: Sequence[Group], baseline: Group, colours: Mapping[str, str]
     papers = [
         paper_row(group.config, bool(group.measured) and len(group.measured[0].protocol.scales) > 1) for group in groups
     ]
+    gains = [None if group is baseline else group.ahead(baseline) for group in groups]
     columns = [
         Column("mIoU", [_counted(group.miou) for group in groups]),
-        Column("difference", [_counted(None if group is baseline else group.ahead(baseline), "+") for group in groups]),
+        Column("difference", [_counted(gain, "+") for gain in gains]),
+        Column("p", [shown_p(gain) or "–" for gain in gains]),
         Column("pixel accuracy", [shown(group.average(lambda each: each.pixel_accuracy)) for group in groups]),
         Column("mean accuracy", [shown(group.average(lambda each: each.mean_accuracy)) for group in groups]),
         Column("mIoU in the paper", [_paper(row) for row in papers], words=True),
@@ -61,6 +63,10 @@ def results(groups: Sequence[Group], baseline: Group, colours: Mapping[str, str]
     notes = [f"In percent. Differences are to {baseline.name}, seed by seed."]
     if any(average.spread is not None for group in groups if (average := group.miou)):
         notes.append("± is the sample standard deviation over n runs.")
+    if any(shown_p(gain) for gain in gains):
+        notes.append("p is how often chance alone would give a difference as large (two-sided t-test over the seeds).")
+    else:
+        columns = [column for column in columns if column.head != "p"]
     if any(papers):
         notes.append("The paper's figures are for orientation: what they were reached with stands beside them.")
     else:

@@ -9,7 +9,7 @@ from statistics import median
 from textwrap import fill
 from typing import Any
 
-from malleable.average import Average, shown
+from malleable.average import Average, shown, shown_p
 from malleable.config import Config
 from malleable.data.images import read_json
 from malleable.journal import METRICS, SCORE, read_metrics
@@ -79,7 +79,7 @@ class Tally:
     """The results of a study's finished runs.
 
     Spreads are sample standard deviations over seeds. The gain of a row is over the first row, seed by seed: runs with
-    the same seed saw the same images in the same order.
+    the same seed saw the same images in the same order. Its p-value is that of the t-test over those differences.
     """
 
     def __init__(self, plan: Plan, results: Mapping[PlannedRun, Result]) -> None:
@@ -102,7 +102,7 @@ class Tally:
                 {
                     "name": row,
                     **{name: _summary(run.figures[name] for run in own.values()) for name in FIGURES},
-                    "gain": _summary(self.gains(row)),
+                    "gain": _summary(self.gains(row), tested=True),
                     "runs": {seed: run.to_dict() for seed, run in own.items()},
                 }
                 for row in self.plan.rows
@@ -125,11 +125,12 @@ class Tally:
 
     def _figures(self) -> list[list[str]]:
         first = self.plan.rows[0]
-        lines = [["", "seeds", *FIGURES.values(), f"mIoU above {first}"]]
+        lines = [["", "seeds", *FIGURES.values(), f"mIoU above {first}", "p"]]
         for row in self._done:
             figures = [shown(Average.of(run.figures[name] for run in self.of_row(row).values())) for name in FIGURES]
-            lines.append([row, str(len(self.of_row(row))), *figures, "" if row == first else self._gain(row)])
-        return lines
+            gain = ["", ""] if row == first else [self._gain(row), shown_p(Average.of(self.gains(row)))]
+            lines.append([row, str(len(self.of_row(row))), *figures, *gain])
+        return lines if any(line[-1] for line in lines[1:]) else [line[:-1] for line in lines]
 
     def _gain(self, row: str) -> str:
         """With its number of seeds if that is not the row's."""
@@ -222,7 +223,10 @@ def _markdown(cells: list[list[str]]) -> str:
     return "\n".join([heading, rule, *lines]) + "\n"
 
 
-def _summary(values: Iterable[float]) -> dict[str, float] | None:
-    """For results.json, without what there is not."""
+def _summary(values: Iterable[float], tested: bool = False) -> dict[str, float] | None:
+    """For results.json, without what there is not; ``tested`` adds the p-value."""
     average = Average.of(values)
-    return average and {name: value for name, value in average._asdict().items() if value is not None}
+    if average is None:
+        return None
+    found = average._asdict() | ({"p": average.p_value} if tested else {})
+    return {name: value for name, value in found.items() if value is not None}
