@@ -2,8 +2,9 @@
 
     python docs/slopes.py ../shared/nyudv2-half
 
-Prints which part of the direct neighbours, above and below or left and right, is further than 1.5 and than 3 grid cells
-from the pixel: outside the three kernels of a layer that starts from centres −2 … 2 or −4 … 4. Training images only.
+Prints which part of the direct neighbours, above and below or left and right, is further than 0.5, 1.5 and 3 grid cells
+from the pixel: outside the kernels of a malleable layer that starts from centres −1, 0, 1 or −2 … 2 or −4 … 4. Training
+images only.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from malleable.window import Window
 STRIDES = (4, 8, 16)  # of the maps that a ResNet's stages read
 DIRECTIONS = {"above, below": (1, 7), "left, right": (3, 5)}  # taps of a 3×3 convolution
 CLASSES = ("floor", "wall", "table", "bed")
-LIMITS = (1.5, 3.0)
+LIMITS = (0.5, 1.5, 3.0)
 
 
 def main(root: Path) -> None:
