@@ -2,9 +2,9 @@
 
     python docs/slopes.py ../shared/nyudv2-half
 
-Prints which part of the direct neighbours, above and below or left and right, is further than 0.5, 1.5 and 3 grid cells
-from the pixel: outside the kernels of a malleable layer that starts from centres −1, 0, 1 or −2 … 2 or −4 … 4. Training
-images only.
+Prints which part of the direct neighbours, above and below or left and right, differs from the pixel by more than 0.5,
+1.5 and 3 grid cells. A malleable layer of three kernels that starts from centres −2 … 2 reaches to about 1.5, as 2.5D
+does. Training images only.
 """
 
 from __future__ import annotations

@@ -137,8 +137,8 @@ def test_the_best_has_all_seeds_of_the_baseline_if_any_has(tmp_path: Path) -> No
         "Title Title K=3 reaches 15.0 mIoU , 1.0 above RGB. Further above RGB, but with fewer seeds: K=5."
     )
     assert "Differences are taken over the seeds that both have." in text
-    assert "13.00 +3.00 – 33.00" in text
-    assert "15.00 ± 4.00 n = 3 +1.00 ± 0.00 n = 3 < 0.001 35.00" in text
+    assert "13.00 +3.00 33.00" in text
+    assert "15.00 ± 4.00 n = 3 +1.00 ± 0.00 n = 3 35.00" in text
     del groups["K=3"]
     assert report(tmp_path, groups).text.startswith("Title Title K=5 reaches 13.0 mIoU , 3.0 above RGB.")
 

@@ -47,6 +47,7 @@ def test_gains_are_taken_seed_by_seed() -> None:
         "spread": pytest.approx(8**0.5),
         "p": pytest.approx(1 - 2 / math.pi * math.atan(2.5)),  # Cauchy's distribution
     }
+    assert "p" not in tally().to_dict()["rows"][0]["gain"]  # the first row beside itself
 
 
 def test_a_seed_that_one_row_lacks_does_not_count_for_the_gain() -> None:

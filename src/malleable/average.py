@@ -23,12 +23,14 @@ class Average(NamedTuple):
 
     @property
     def p_value(self) -> float | None:
-        """How often chance alone would give a mean as far from zero: the two-sided t-test. None for a single run.
+        """How often a mean at least as far from zero would arise if the true one were zero: the two-sided t-test.
+
+        None for a single run, and for runs without any spread, of which the test cannot tell anything.
 
         Student's distribution with a whole number of degrees of freedom has a closed form (Abramowitz and Stegun,
         Handbook of Mathematical Functions, 26.7.3 and 26.7.4).
         """
-        if self.spread is None:
+        if not self.spread:
             return None
         freedom = self.n - 1
         angle = math.atan2(abs(self.mean) * math.sqrt(self.n), self.spread * math.sqrt(freedom))
@@ -50,7 +52,7 @@ def shown(average: Average | None, sign: str = "") -> str:
 
 
 def shown_p(average: Average | None) -> str:
-    """Its p-value as tables have it: "0.034", "< 0.001", and nothing of a single run."""
+    """Its p-value as tables have it: "0.034", "< 0.001", and nothing where there is none."""
     p = average and average.p_value
     return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 

@@ -64,7 +64,10 @@ def results(groups: Sequence[Group], baseline: Group, colours: Mapping[str, str]
     if any(average.spread is not None for group in groups if (average := group.miou)):
         notes.append("± is the sample standard deviation over n runs.")
     if any(shown_p(gain) for gain in gains):
-        notes.append("p is how often chance alone would give a difference as large (two-sided t-test over the seeds).")
+        notes.append(
+            "p is how often a difference at least this large would arise if there were none (two-sided paired t-test, "
+            "not corrected for the number of rows)."
+        )
     else:
         columns = [column for column in columns if column.head != "p"]
     if any(papers):

@@ -102,7 +102,7 @@ class Tally:
                 {
                     "name": row,
                     **{name: _summary(run.figures[name] for run in own.values()) for name in FIGURES},
-                    "gain": _summary(self.gains(row), tested=True),
+                    "gain": _summary(self.gains(row), tested=row != self.plan.rows[0]),
                     "runs": {seed: run.to_dict() for seed, run in own.items()},
                 }
                 for row in self.plan.rows
@@ -171,7 +171,9 @@ class Tally:
         several = any(len(self.of_row(row)) > 1 for row in self.plan.rows)
         table = Table(
             title=self.plan.title,
-            caption="percent" + ("; mean ± standard deviation over seeds" if several else ""),
+            caption="percent"
+            + ("; mean ± standard deviation over seeds" if several else "")
+            + ("; p of the gain by a two-sided t-test" if "p" in heading else ""),
             box=box.SIMPLE_HEAD,
             pad_edge=False,
             padding=(0, 1, 0, 0),
