@@ -14,6 +14,7 @@ from pathlib import Path
 from malleable.average import Average, decimal, shown, shown_p
 from malleable.data.images import read_json
 from malleable.metrics import FIGURES
+from malleable.tally import markdown
 
 RESULTS = Path(__file__).parent / "studies/nyudv2_half/results.json"
 BASELINE, ORDER = "RGB baseline", "malleable K=3"
@@ -38,34 +39,22 @@ def gain(row: Row, other: Row, name: str) -> Average:
     return found
 
 
-def table(heading: list[str], lines: list[list[str]]) -> None:
-    print("\n| " + " | ".join(heading) + " |\n|---|" + "---:|" * (len(heading) - 1))
-    for line in lines:
-        print("| " + " | ".join(line) + " |")
-
-
 def main() -> None:
     rows = read()
-    pairs = []
+    cells = [["", *(cell for figure in FIGURES.values() for cell in (figure, "p"))]]
     for other, row in combinations(rows, 2):
         gains = [gain(rows[row], rows[other], name) for name in FIGURES]
-        pairs.append([f"{row} − {other}", *(cell for each in gains for cell in (shown(each, "+"), shown_p(each)))])
-    table(["", *(cell for figure in FIGURES.values() for cell in (figure, "p"))], pairs)
+        cells.append([f"{row} − {other}", *(cell for each in gains for cell in (shown(each, "+"), shown_p(each)))])
+    print(markdown(cells))
 
     baseline = rows.pop(BASELINE)
     names = [name for name in next(iter(baseline.values())) if name not in FIGURES]
     names.sort(key=lambda name: -gain(rows[ORDER], baseline, name).mean)
-    table(
-        [f"IoU above {BASELINE}", *rows, f"p of {ORDER}"],
-        [
-            [
-                name,
-                *(decimal(gain(row, baseline, name).mean, 1, "+") for row in rows.values()),
-                shown_p(gain(rows[ORDER], baseline, name)),
-            ]
-            for name in names
-        ],
-    )
+    cells = [[f"IoU above {BASELINE}", *rows, f"p of {ORDER}"]]
+    for name in names:
+        gains = [decimal(gain(row, baseline, name).mean, 1, "+") for row in rows.values()]
+        cells.append([name, *gains, shown_p(gain(rows[ORDER], baseline, name))])
+    print(markdown(cells))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from malleable.data.images import read_json
 from malleable.figures import Assigning, assigning_functions, save
 from malleable.inspection import Seeing, assigning, forerunners, grid_unit, seeing_layers
 from malleable.portrait import METHODS, draw_fields
+from malleable.tally import markdown
 
 DOCS = Path(__file__).parent
 DEPTH = {"rooms": 1.0, "streets": 20.0}  # metres, as in the paper's figures of NYUDv2 and Cityscapes
@@ -50,7 +51,7 @@ def width(seeing: Seeing) -> float:
 
 
 def main() -> None:
-    print("| | stage | width in grid cells | temperature | width in metres |\n|---|---|---:|---:|---:|")
+    table = [["", "stage", "width in grid cells", "temperature", "width in metres"]]
     first: dict[str, list[Seeing]] = {}
     for world, depth in DEPTH.items():
         rows = {row["name"]: row["runs"] for row in read_json(DOCS / "studies" / world / "results.json")["rows"]}
@@ -60,10 +61,11 @@ def main() -> None:
             cells, cell = [width(seeing) for seeing in stage], grid_unit(stage[0], depth, focal)
             temperatures = shown(Average.of(seeing.layer.temperature.item() for seeing in stage))
             metres = f"{mean(cells) * cell:.2f} at {depth:g} m"
-            print(f"| {world} | {stage[0].stage} | {shown(Average.of(cells))} | {temperatures} | {metres} |")
+            table.append([world, stage[0].stage, shown(Average.of(cells)), temperatures, metres])
         first[world] = seeds[0]
         methods = {METHODS[kind]: layers for kind, layers in forerunners(seeds[0]).items()} | {"malleable": seeds[0]}
         save(draw_fields(methods, depth, focal), str(DOCS / f"images/receptive_fields_{world}.png"), "png")
+    print(markdown(table))
     states = {
         f"{world}, {seeing.stage}": functions(seeing)
         for pair in list(zip(*first.values(), strict=True))[:2]  # res2 and res3: the others hardly move in so few steps

@@ -18,6 +18,7 @@ import torch
 from malleable import Geometry
 from malleable.data import FolderDataset
 from malleable.data.parallel import with_progress
+from malleable.tally import markdown
 from malleable.window import Window
 
 STRIDES = (4, 8, 16)  # of the maps that a ResNet's stages read
@@ -43,13 +44,14 @@ def main(root: Path) -> None:
                     own = reach[known if name == "all" else known & (centre == names.index(name))]
                     counts = [own.numel(), *(int((own > limit).sum()) for limit in LIMITS)]
                     beyond[stride, name, direction] += torch.tensor(counts)
-    print("| stride | class | " + " | ".join(f"{way}, > {limit:g}" for way in DIRECTIONS for limit in LIMITS) + " |")
-    print("|---:|---|" + "---:|" * len(DIRECTIONS) * len(LIMITS))
+    table = [["class", "stride", *(f"{way}, > {limit:g}" for way in DIRECTIONS for limit in LIMITS)]]
     for stride in STRIDES:
         for name in ("all", *CLASSES):
             counts = [beyond[stride, name, direction] for direction in DIRECTIONS]
-            cells = [f"{100 * part / count[0]:.0f} %" for count in counts for part in count[1:]]
-            print(f"| {stride} | {name} | " + " | ".join(cells) + " |")
+            table.append(
+                [name, str(stride), *(f"{100 * part / count[0]:.0f} %" for count in counts for part in count[1:])]
+            )
+    print(markdown(table))
 
 
 if __name__ == "__main__":

@@ -192,6 +192,14 @@ def test_seeds_are_shown_with_their_deviation(tmp_path: Path) -> None:
     assert "RGB, seed 2" in text
 
 
+def test_differences_over_seeds_have_a_p_value(tmp_path: Path) -> None:
+    """The differences are 1, 2 and 6: a mean of 3 and t = 1.964 with two degrees of freedom."""
+    groups = with_seeds(tmp_path, {"RGB": (10.0, 10.0, 10.0), "K=3": (11.0, 12.0, 16.0)})
+    text = report(tmp_path, groups).text
+    assert "+3.00 ± 2.65 n = 3 0.188 33.00" in text
+    assert "(two-sided paired t-test, not corrected for the number of rows)" in text
+
+
 def test_bars_carry_names_once_there_are_more_runs_than_colours(tmp_path: Path) -> None:
     run = write_outcome(tmp_path / "x", validated=40.0)
     for count, seen in ((7, 1), (8, 1 + len(CLASSES))):

@@ -128,14 +128,14 @@ class Tally:
         lines = [["", "seeds", *FIGURES.values(), f"mIoU above {first}", "p"]]
         for row in self._done:
             figures = [shown(Average.of(run.figures[name] for run in self.of_row(row).values())) for name in FIGURES]
-            gain = ["", ""] if row == first else [self._gain(row), shown_p(Average.of(self.gains(row)))]
-            lines.append([row, str(len(self.of_row(row))), *figures, *gain])
+            lines.append([row, str(len(self.of_row(row))), *figures, *(["", ""] if row == first else self._gain(row))])
         return lines if any(line[-1] for line in lines[1:]) else [line[:-1] for line in lines]
 
-    def _gain(self, row: str) -> str:
-        """With its number of seeds if that is not the row's."""
+    def _gain(self, row: str) -> list[str]:
+        """With its number of seeds if that is not the row's, and its p-value."""
         gain = Average.of(self.gains(row))
-        return shown(gain, "+") + (f" (n = {gain.n})" if gain and gain.n < len(self.of_row(row)) else "")
+        number = f" (n = {gain.n})" if gain and gain.n < len(self.of_row(row)) else ""
+        return [shown(gain, "+") + number, shown_p(gain)]
 
     def learned(self) -> list[list[str]]:
         """Where the receptive fields of malleable rows ended, a heading and a line for each row and layer."""
@@ -159,7 +159,7 @@ class Tally:
         """The figures below their title, then the learned receptive fields if there are any."""
         learned = self.learned()
         tables = [self.cells(), *([learned] if len(learned) > 1 else [])]
-        return "\n".join([f"{self.plan.title}\n", *map(_markdown, tables)])
+        return "\n".join([f"{self.plan.title}\n", *map(markdown, tables)])
 
     def print(self) -> None:
         """A table on standard output."""
@@ -219,7 +219,8 @@ def _under(prefix: str, values: Mapping[str, Any]) -> dict[str, float]:
     return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
-def _markdown(cells: list[list[str]]) -> str:
+def markdown(cells: list[list[str]]) -> str:
+    """A table of a heading and lines; all columns but the first are aligned to the right."""
     heading, *lines = (f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in cells)
     rule = "|---|" + "---:|" * (len(cells[0]) - 1)
     return "\n".join([heading, rule, *lines]) + "\n"
