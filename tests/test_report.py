@@ -198,6 +198,12 @@ def test_differences_over_seeds_have_a_p_value(tmp_path: Path) -> None:
     text = report(tmp_path, groups).text
     assert "+3.00 ± 2.65 n = 3 0.188 33.00" in text
     assert "(two-sided paired t-test, not corrected for the number of rows)" in text
+    assert "That K=3 is above RGB may be chance: p = 0.188 with 3 seeds." in text
+
+
+def test_a_significant_difference_is_not_called_chance(tmp_path: Path) -> None:
+    groups = with_seeds(tmp_path, {"RGB": (10.0, 10.0, 10.0), "K=3": (12.9, 13.0, 13.1)})
+    assert "chance" not in report(tmp_path, groups).text
 
 
 def test_bars_carry_names_once_there_are_more_runs_than_colours(tmp_path: Path) -> None:

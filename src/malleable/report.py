@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from malleable import report_sections as sections
+from malleable.average import shown_p
 from malleable.figures_style import INK, LINES
 from malleable.files import check_free, write_whole
 from malleable.outcome import Group, grouped, read_run
@@ -15,6 +16,9 @@ from malleable.page import element, page, paragraph, section
 
 SIGNATURE = "Written by malleable"
 """What tells a report of ours from another page."""
+
+SIGNIFICANT = 0.05
+"""A difference with a p-value below it is not called chance."""
 
 _COLOURS = tuple("var(--ink)" if colour == INK else colour for colour in LINES)  # as the curves have them
 
@@ -127,6 +131,10 @@ def _setting(groups: Sequence[Group], baseline: Group) -> str:
     settings = dict.fromkeys(group.setting for group in groups if group.setting is not None)
     sentences = [f"Measured on {'; '.join(settings)}."] if settings else []
     best = _best(groups, baseline)
+    ahead = best.ahead(baseline)
+    if ahead and (ahead.p_value or 0) >= SIGNIFICANT:
+        found = f"p = {shown_p(ahead)} with {ahead.n} seeds"
+        sentences.append(f"That {best.name} is above {baseline.name} may be chance: {found}.")
     near = _near(groups, best)
     if near:
         sentences.append(f"No further from {best.name} than a standard deviation: {', '.join(near)}.")
