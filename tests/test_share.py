@@ -117,6 +117,21 @@ def test_nothing_is_overwritten_silently(run: Path, tmp_path: Path, capsys: pyte
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
 
 
+def test_folders_beside_the_target_are_left_alone(run: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "model.partial" / "mine.txt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    assert cli.main(["push", str(run), str(tmp_path / "model")]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.partial"]
+    assert mine.read_text() == "mine"
+
+
+def test_the_folder_one_is_in_may_be_the_target(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["push", str(run), "."]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -100,15 +99,12 @@ def card(trained: Trained) -> str:
 def _into(trained: Trained, folder: Path, overwrite: bool) -> None:
     """Write a network's files into ``folder``, all of them or none."""
     _check_free(folder, overwrite)
-    partial = folder.with_name(folder.name + ".partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    try:
-        _write(trained, partial)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent) as temporary:
+        _write(trained, Path(temporary))
         folder.mkdir(exist_ok=True)
         for name in FILES:
-            (partial / name).replace(folder / name)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+            (Path(temporary) / name).replace(folder / name)
 
 
 def _write(trained: Trained, folder: Path) -> None:
