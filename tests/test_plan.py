@@ -48,6 +48,19 @@ def test_a_row_changes_only_what_it_names(tmp_path: Path) -> None:
     )
 
 
+def test_a_row_may_change_nothing(tmp_path: Path) -> None:
+    plan = read_plan(write(tmp_path, FILE.replace("{model: {conv: null}}", "")))
+    assert plan.runs[0].config.model.conv == "malleable"
+
+
+def test_aliases_are_not_taken_for_repetitions(tmp_path: Path) -> None:
+    text = FILE.replace("RGB: {model: {conv: null}}", "RGB: &rgb {model: {conv: null}}\n  again: *rgb")
+    assert {run.row for run in read_plan(write(tmp_path, text)).runs if run.config.model.conv is None} == {
+        "RGB",
+        "again",
+    }
+
+
 def test_steps_overrule_the_file(tmp_path: Path) -> None:
     assert {run.config.train.steps for run in read_plan(write(tmp_path, FILE), steps=77).runs} == {77}
 
@@ -68,7 +81,15 @@ def test_a_file_may_build_on_another(tmp_path: Path) -> None:
         (("seeds: [7]", "seeds: [7, 7]"), "row 'extra': seeds must differ"),
         (("{lr: 0.5}", "{seed: 5}"), "row 'malleable K=3': train.seed is set"),
         (("steps: 10", "steps: ten"), "train.steps"),
-        (("lr: 0.5", "lr: -1"), "train.lr must be positive"),
+        (("lr: 0.5", "lr: -1"), r"study\.yaml, row 'malleable K=3': train.lr must be positive"),
+        (("{lr: 0.5}", "seedy"), "row 'malleable K=3': train must hold settings by name, got 'seedy'"),
+        (
+            ("train: {lr: 0.5}", "train.lr: 0.5"),
+            r"row 'malleable K=3': write the setting 'train.lr' as .*, train: \{lr:",
+        ),
+        (("{model: {conv: null}}", "{model: null}"), "row 'RGB': model must hold settings by name, got None"),
+        (("  RGB:", "  12:"), "names of rows must be text, got 12; put it in quotes"),
+        (("  RGB:", "  extra:"), "has 'extra' more than once in a section"),
         (("title: Two methods", "titel: Two methods"), "titel"),
         (("  RGB:", "  EXTRA:"), "must differ in letters or digits, whatever their case, got 'extra' and 'EXTRA'"),
         (("  RGB:", "  '!?':"), "need a letter or digit, got '!\\?'"),

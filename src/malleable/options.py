@@ -70,17 +70,39 @@ def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     if not path.is_file():
         raise UsageError(f"--config: there is no file {path}" + (f", the base of {above[-1]}" if above else ""))
     try:
-        settings = get_loader("yaml")(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        settings = get_loader("yaml")(text)
     except Exception as error:  # whatever the loader's library raises
         raise UsageError(f"--config: {path} is no plain YAML: {' '.join(str(error).split())}") from error
     if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
         raise UsageError(f"--config: {path} must hold settings by name, got a {type(settings).__name__}")
+    _require_once(text, path)
     base = settings.pop(BASE, None)
     if base is None:
         return settings
     if not isinstance(base, str):
         raise UsageError(f"--config: {BASE!r} in {path} must name one file, got {base!r}")
     return merged(_read(path.parent / base, (*above, path.resolve())), settings)
+
+
+def _require_once(text: str, path: Path) -> None:
+    """Raise if a section has two entries of one name, of which YAML's loader would drop the first."""
+    import yaml  # type: ignore[import-untyped]  # comes with jsonargparse
+
+    nodes, seen = [yaml.compose(text, Loader=yaml.SafeLoader)], set()
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen:  # again, by an alias
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+        elif isinstance(node, yaml.MappingNode):
+            nodes += [value for _, value in node.value]
+            names = [key.value for key, _ in node.value]
+            twice = [name for name in names if names.count(name) > 1]
+            if twice:
+                raise UsageError(f"--config: {path} has {twice[0]!r} more than once in a section; leave only one")
 
 
 def _names(types: Mapping[str, Any]) -> Iterator[str]:
@@ -98,6 +120,9 @@ def _field_types(kind: Any) -> dict[str, Any]:
 
 def _keys(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in settings.items():
+        if "." in str(key):  # could not be merged with the section of another file
+            section, _, rest = str(key).partition(".")
+            raise UsageError(f"write the setting {key!r} as a section, {section}: {{{rest}: ...}}")
         if isinstance(value, dict):
             yield from _keys(value, f"{prefix}{key}.")
         else:

@@ -51,7 +51,7 @@ class _File:
 
     title: str
     out: str
-    rows: dict[str, dict[str, Any]]
+    rows: dict[str, dict[str, Any] | None]
     settings: dict[str, Any]
     seeds: tuple[int, ...] = (0, 1, 2)
     intro: str = ""
@@ -71,6 +71,8 @@ def read_plan(path: Path, steps: int | None = None) -> Plan:
     file = _parse(str(path), _File, settings)
     folders: dict[str, str] = {}
     for name in file.rows:
+        if not isinstance(name, str):
+            raise UsageError(f"{path}: names of rows must be text, got {name!r}; put it in quotes")
         if not slug(name):
             raise UsageError(f"{path}: names of rows need a letter or digit, got {name!r}")
         other = folders.setdefault(slug(name), name)
@@ -86,7 +88,10 @@ def read_plan(path: Path, steps: int | None = None) -> Plan:
             require_known(settings, get_type_hints(Config))
         except UsageError as error:
             raise UsageError(f"{where}: {error}") from error
-        if "seed" in (settings.get("train") or {}):
+        for section, values in settings.items():
+            if not isinstance(values, dict):
+                raise UsageError(f"{where}: {section} must hold settings by name, got {values!r}")
+        if "seed" in settings.get("train", {}):
             raise UsageError(f"{where}: train.seed is set, but each run gets one of seeds; leave it out")
         config = _parse(where, Config, settings)
         for place, seed in enumerate(seeds):
@@ -130,6 +135,6 @@ def _parse(where: str, kind: Any, values: Mapping[str, Any]) -> Any:
     parser.add_argument("--study", type=kind)
     try:
         parsed = parser.parse_object({"study": values}).study.as_dict()
-    except ArgumentError as error:
+        return Config.from_dict(parsed) if kind is Config else kind(**parsed)
+    except (ArgumentError, ValueError) as error:
         raise UsageError(f"{where}: {' '.join(str(error).split())}") from error
-    return Config.from_dict(parsed) if kind is Config else kind(**parsed)
