@@ -61,7 +61,7 @@ def test_a_damaged_file_is_passed_over_with_a_warning(folder: Path, damage: str)
 
 
 def test_a_half_written_file_is_not_a_checkpoint(folder: Path) -> None:
-    (folder / "step-00000003.part.pt").write_bytes((folder / "step-00000002.pt").read_bytes()[:100])
+    (folder / "step-00000003.0a1b.part.pt").write_bytes((folder / "step-00000002.pt").read_bytes()[:100])
     assert read_checkpoint(folder).step == 2
 
 
@@ -116,6 +116,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(1)}, tmp_path / "foreign.pt")
     with pytest.raises(ValueError, match="no checkpoint of malleable train"):
         read_checkpoint(tmp_path / "foreign.pt")
+    torch.save({"format": 1, "step": 3}, tmp_path / "short.pt")
+    with pytest.raises(ValueError, match=r"short\.pt is no checkpoint of malleable train; it has no 'config'"):
+        read_checkpoint(tmp_path / "short.pt")
     with pytest.raises(FileNotFoundError, match="holds no good checkpoint"):
         read_checkpoint(tmp_path)
     with pytest.raises(FileNotFoundError, match="neither a checkpoint nor a folder"):

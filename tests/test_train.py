@@ -122,12 +122,26 @@ def test_killed_while_writing_it_goes_on_from_the_checkpoint_before(data: Path, 
     command = arguments(data, out, train__ema=0.9, train__validate_every=4)
     code, output = run([str(TESTS / "dying_run.py"), "write", "4", *command])
     assert code == -signal.SIGKILL, output
-    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [
-        "step-00000002.pt",
-        "step-00000004.part.pt",
-    ]
-    with pytest.warns(UserWarning, match=r"step-00000004\.part\.pt: the run was stopped while writing"):
+    before, half = sorted(path.name for path in (out / "checkpoints").iterdir())
+    assert before == "step-00000002.pt"
+    with pytest.warns(UserWarning, match=rf"{half}: the run was stopped while writing"):
         assert cli.main([*command, "--resume", "auto"]) == 0
+    assert same(weights(out), weights(whole))
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_does_not_count_as_the_newest(
+    data: Path, whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    (out / "checkpoints/step-00000006.pt").write_bytes(b"damaged")
+    again = arguments(data, out, train__ema=0.9, train__validate_every=4, train__checkpoint_every=1, train__keep=1)
+    code, output = run([str(TESTS / "dying_run.py"), "write", "6", *again, "--resume", "auto"])
+    assert code == -signal.SIGKILL, output
+    assert "step-00000006.pt: renamed to end in .damaged" in output
+    assert (out / "checkpoints/step-00000006.pt.damaged").read_bytes() == b"damaged"
+    assert read_checkpoint(out).step == 5
+    assert cli.main([*again, "--resume", "auto"]) == 0
     assert same(weights(out), weights(whole))
 
 

@@ -87,7 +87,6 @@ def _explained(error: Exception, path: Path) -> OSError:
 def mark_best(path: Path) -> None:
     """Have best.pt be the checkpoint ``path``, also after that one is pruned."""
     with whole_path(path.with_name(BEST)) as part:
-        part.unlink(missing_ok=True)
         try:
             os.link(path, part)  # costs no space
         except OSError:  # a file system without links
@@ -159,17 +158,20 @@ def _read(path: Path) -> Checkpoint:
         raise ValueError(f"{path} is no checkpoint of malleable train; it holds a {type(content).__name__}")
     if content["format"] != _FORMAT:
         raise ValueError(f"{path} has format {content['format']}; this version of malleable reads {_FORMAT}")
-    return Checkpoint(
-        config=Config.from_dict(content["config"]),
-        step=content["step"],
-        model=content["model"],
-        ema=content["ema"],
-        classes=tuple(content["classes"]),
-        palette=_colours(content["palette"]),
-        dataset=content["dataset"],
-        training=content["training"],
-        versions=content["versions"],
-    )
+    try:
+        return Checkpoint(
+            config=Config.from_dict(content["config"]),
+            step=content["step"],
+            model=content["model"],
+            ema=content["ema"],
+            classes=tuple(content["classes"]),
+            palette=_colours(content["palette"]),
+            dataset=content["dataset"],
+            training=content["training"],
+            versions=content["versions"],
+        )
+    except KeyError as error:
+        raise ValueError(f"{path} is no checkpoint of malleable train; it has no {error}") from error
 
 
 def _colours(palette: Sequence[Sequence[int]]) -> tuple[tuple[int, int, int], ...]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+from uuid import uuid4
 
 PARTIAL = ".part"
+LOCK = ".lock"
 
 
 def check_free(path: Path, overwrite: bool) -> None:
@@ -24,7 +26,8 @@ def check_free(path: Path, overwrite: bool) -> None:
 @contextmanager
 def whole_path(path: Path) -> Iterator[Path]:
     """A name beside ``path`` to write to, which becomes ``path`` once all its bytes are on the disk, or vanishes."""
-    part = path.with_name(f"{path.stem}{PARTIAL}{path.suffix}")  # some libraries go by the suffix
+    own = uuid4().hex[:8]  # another process may be writing the same file
+    part = path.with_name(f"{path.stem}.{own}{PARTIAL}{path.suffix}")  # some libraries go by the suffix
     try:
         yield part
         with open(part, "rb+") as file:
@@ -50,18 +53,20 @@ def write_whole(path: Path, content: bytes) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Only one process at a time is in here with ``folder``; others wait. Elsewhere than on POSIX systems none does."""
+    """Only one process at a time is in here with ``folder``; others wait.
+
+    None waits elsewhere than on POSIX systems, or on a file system without locks. The lock is a file in ``folder``,
+    because on a network file system machines see each other's locks of files, but not of folders.
+    """
     if os.name != "posix":
         yield
         return
     import fcntl
 
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with open(folder / LOCK, "ab") as file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:
