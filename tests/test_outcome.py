@@ -56,15 +56,20 @@ def test_speed_is_the_median(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("done", "finished"), [(19, False), (20, True)])
 def test_a_run_is_finished_after_its_last_step(tmp_path: Path, done: int, finished: bool) -> None:
-    run = read_run(write_outcome(tmp_path / "x", done=done))
+    run = read_run(write_outcome(tmp_path / "x", done=done, validated=30.0))
     assert (run.step, run.finished) == (done, finished)
+
+
+def test_a_run_stopped_before_its_last_validation_is_not_finished(tmp_path: Path) -> None:
+    run = read_run(write_outcome(tmp_path / "x", done=20))
+    assert (run.step, run.finished) == (20, False)
 
 
 def test_the_command_goes_on_with_a_run_or_trains_a_finished_one_again(tmp_path: Path) -> None:
     config = f"'{tmp_path}/my run/config.yaml'"
     folder = write_outcome(tmp_path / "my run", done=15)
     assert read_run(folder).command == f"malleable train --config {config} --out '{folder}' --resume auto"
-    write_outcome(folder)
+    write_outcome(folder, validated=30.0)
     assert read_run(folder).command == f"malleable train --config {config} --out NEW_FOLDER"
 
 

@@ -175,8 +175,16 @@ def test_what_was_measured_otherwise_is_named_in_the_headline(tmp_path: Path) ->
     assert "Compared are only figures that were measured alike" in text
 
 
+@pytest.mark.parametrize(("seed", "words"), [(0, "to RGB, seed by seed."), (7, "to RGB.")])
+def test_differences_are_called_seed_by_seed_only_if_they_are(tmp_path: Path, seed: int, words: str) -> None:
+    rgb = write_outcome(tmp_path / "rgb", validated=30.0)
+    ours = write_outcome(tmp_path / "ours", ModelConfig("resnet10t", pretrained=False), validated=31.0, seed=seed)
+    assert f"Differences are {words}" in report(tmp_path, {"RGB": [rgb], "ours": [ours]}).text
+
+
 def test_unfinished_seeds_are_named(tmp_path: Path) -> None:
-    seeds = [write_outcome(tmp_path / str(seed), seed=seed, done=done) for seed, done in enumerate((20, 4, 8))]
+    done = enumerate((20, 4, 8))
+    seeds = [write_outcome(tmp_path / str(seed), seed=seed, done=steps, validated=30.0) for seed, steps in done]
     assert "unfinished: seed 1 at step 4, seed 2 at step 8 of 20" in report(tmp_path, {"RGB": seeds}).text
 
 

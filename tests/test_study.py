@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -104,7 +105,15 @@ def test_kept_results_stand_for_runs_whose_folders_are_gone(study: Study, capsys
     assert study.run("--record", str(kept)) == 0
     assert len(study.started()) == 4
     assert study.means(kept) == {"K=1": 10.5, "K=2": 20.5}
-    assert f"no report: the runs' folders are not in {study.out}" in capsys.readouterr().err
+    assert f"no report: {study.out} has no folder of K=1, seed 0; K=2, seed 0" in capsys.readouterr().err
+
+
+def test_a_report_is_not_replaced_by_one_of_fewer_runs(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    study.run()
+    (study.out / "k-1/seed1").rename(study.folder / "elsewhere")
+    assert study.run("--collect") == 0
+    assert f"no report: {study.out} has no folder of K=1, seed 1\n" in capsys.readouterr().err
+    assert len(study.pages) == 1
 
 
 def test_parts_make_the_whole(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,6 +262,21 @@ def test_a_study_that_was_told_to_stop_starts_no_other_run(study: Study) -> None
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     assert (process.returncode, study.started()) == (128 + signal.SIGTERM, ["run"])
+
+
+def test_a_signal_while_a_run_is_being_started_reaches_it(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    popen = subprocess.Popen
+
+    def starting(command: list[str]) -> subprocess.Popen[bytes]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return popen(command)
+
+    monkeypatch.setattr(subprocess, "Popen", starting)
+    patient = study.folder / "patient.py"
+    patient.write_text("import time\ntime.sleep(60)\n")
+    began = time.monotonic()
+    assert cli.main(["study", str(study.file), "--launcher", f"{sys.executable} {patient}"]) == 128 + signal.SIGTERM
+    assert time.monotonic() - began < 50
 
 
 def test_it_trains_for_real_and_writes_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

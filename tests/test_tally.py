@@ -59,6 +59,14 @@ def test_a_seed_that_one_row_lacks_does_not_count_for_the_gain() -> None:
     assert "p" not in partial.cells()[0]
 
 
+def test_rows_tested_on_other_data_are_not_compared() -> None:
+    results = {run: result(run, MIOU[run.row, run.seed]) for run in plan().runs}
+    for run in (run for run in plan().runs if run.row == "ours"):
+        elsewhere = replace(run.config, data=replace(run.config.data, root="data/streets"))
+        results[run] = replace(results[run], config=elsewhere)
+    assert Tally(plan(), results).gains("ours") == []
+
+
 def test_one_seed_has_no_spread() -> None:
     first = plan().runs[0]
     assert Tally(plan(), {first: result(first, 40.0)}).cells()[1][:3] == ["RGB", "1", "40.00"]

@@ -73,7 +73,9 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        return self.step >= self.config.train.steps
+        """Whether it was measured after its last step; one that was stopped before that goes on with it."""
+        measured = None if self.measured is None else self.measured.step or self.step
+        return measured is not None and measured >= self.config.train.steps
 
     @property
     def budget(self) -> str:

@@ -60,7 +60,8 @@ def results(groups: Sequence[Group], baseline: Group, colours: Mapping[str, str]
         Column("multiply-adds, G", [_number(value) for value in _costs(groups, _multiply_adds)]),
         Column("images/s", [_number(group.images_per_second, 1) for group in groups]),
     ]
-    notes = [f"In percent. Differences are to {baseline.name}, seed by seed."]
+    paired = all(group.seeds & baseline.seeds for group, gain in zip(groups, gains, strict=True) if gain)
+    notes = [f"In percent. Differences are to {baseline.name}{', seed by seed' if paired else ''}."]
     if any(average.spread is not None for group in groups if (average := group.miou)):
         notes.append("± is the sample standard deviation over n runs.")
     if any(shown_p(gain) for gain in gains):

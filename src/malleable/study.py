@@ -110,6 +110,8 @@ def start(run: PlannedRun, folder: Path, launcher: str | None) -> int:
     before = signal.signal(signal.SIGTERM, forward)
     try:
         process = subprocess.Popen([*shlex.split(launcher or ""), *_malleable(), *arguments])
+        if received:  # while it was being started
+            process.terminate()
         while True:
             try:
                 code = process.wait()
@@ -159,15 +161,12 @@ def finished(run: PlannedRun, folder: Path) -> Result | None:
 
 
 def write_page(plan: Plan, folder: Path, page: Path) -> None:
-    """The report of the runs whose folders are here."""
-    groups = {
-        row: [folder / run.folder for run in plan.runs if run.row == row and (folder / run.folder / SETTINGS).is_file()]
-        for row in plan.rows
-    }
-    groups = {row: folders for row, folders in groups.items() if folders}
-    if not groups:
-        print(f"no report: the runs' folders are not in {folder}", file=sys.stderr)
+    """The report, if the folders of all runs are here."""
+    gone = [str(run) for run in plan.runs if not (folder / run.folder / SETTINGS).is_file()]
+    if gone:
+        print(f"no report: {folder} has no folder of {'; '.join(gone)}", file=sys.stderr)
         return
+    groups = {row: [folder / run.folder for run in plan.runs if run.row == row] for row in plan.rows}
     page.parent.mkdir(parents=True, exist_ok=True)
     write_report(groups, page, plan.title, plan.intro)
     print(f"To see the report, open {page.resolve().as_uri()} in a browser")

@@ -33,6 +33,10 @@ class Result:
     receptive_field: dict[str, float]
     images_per_second: float
 
+    @property
+    def tested_on(self) -> tuple[str, str]:
+        return self.config.data.root, self.config.data.val
+
     @classmethod
     def of_run(cls, folder: Path, config: Config) -> Result | None:
         """Read a run's metrics.jsonl; None if it has not been validated after its last step."""
@@ -90,9 +94,13 @@ class Tally:
         return {run.seed: result for run, result in self.results.items() if run.row == row}
 
     def gains(self, row: str) -> list[float]:
-        """mIoU of ``row`` above the first row, of the seeds that both have."""
+        """mIoU of ``row`` above the first row, of the seeds that both have; none if they were tested on other data."""
         first, own = self.of_row(self.plan.rows[0]), self.of_row(row)
-        return [own[seed].figures["miou"] - first[seed].figures["miou"] for seed in own if seed in first]
+        return [
+            run.figures["miou"] - first[seed].figures["miou"]
+            for seed, run in own.items()
+            if seed in first and run.tested_on == first[seed].tested_on
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """What results.json holds."""
