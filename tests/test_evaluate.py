@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from malleable import cli
 from malleable.data import FolderWriter
-from malleable.evaluate import evaluate_network
+from malleable.evaluate import Results, evaluate_network
 from malleable.inference import Protocol, probabilities
 from malleable.trained import load_trained
 from toys import Depths, scenes, write_run
@@ -167,10 +167,38 @@ def test_results_are_not_overwritten_silently(
     assert json.loads((tmp_path / "r.json").read_text()) == json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.parametrize("names", [("--csv", "r.json"), ("--csv", "x.csv", "--confusion", "./x.csv")])
+def test_outputs_do_not_replace_each_other(
+    evaluate: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    names: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert evaluate(*names, "--overwrite") == 1
+    assert "out, csv and confusion must be different files" in capsys.readouterr().err
+
+
+def test_names_of_classes_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    iou: dict[str, float | None] = {"[wall]": 1.0, "[/x]": 2.0}
+    Results(1.0, 1.0, 1.0, iou, iou, torch.eye(2), "tiny", "val", Protocol(), None).print()
+    assert {"[wall]", "[/x]"} <= set(capsys.readouterr().out.split())
+
+
 def test_a_run_knows_its_data(folder: Path, tmp_path: Path) -> None:
     run = write_run(tmp_path / "x", root=folder)
     assert cli.main(["evaluate", str(run / "checkpoints" / "step-00000007.pt")]) == 0
     assert json.loads((run / "results.json").read_text())["dataset"] == "tiny"
+
+
+def test_a_checkpoint_knows_its_run_from_inside_of_its_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "x", root=folder)
+    monkeypatch.chdir(run / "checkpoints")
+    assert cli.main(["evaluate", "step-00000007.pt"]) == 0
+    assert (run / "results.json").exists()
 
 
 def test_averaged_weights_are_preferred(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_windows_reach_both_borders_and_overlap_enough(length: int, window: int,
     assert all(s.stop - s.start == min(window, length) for s in slices)
     for one, other in pairwise(slices):
         assert one.start < other.start <= one.stop
-        assert one.stop - other.start >= min(overlap * window, window - 1) - 1  # starts are whole pixels
+        assert one.stop - other.start >= min(overlap * window, window - 1)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,50 @@ def test_the_unit_and_the_focal_length_matter(folder: Path, tmp_path: Path) -> N
     )
 
 
+def test_inside_the_layout_s_folder_depth_and_camera_are_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder / "images")
+    for name in (f"{DATA.ids[0]}.png", "."):
+        assert (find_items([name], None, Flags())[0].load().depth > 0).any()
+
+
+def test_any_name_is_an_image_inside_of_the_layout_s_folder(folder: Path) -> None:
+    (folder / "images/x_depth.png").write_bytes((folder / "images" / f"{DATA.ids[0]}.png").read_bytes())
+    assert "x_depth" in [item.id for item in find_items([str(folder)], None, Flags())]
+
+
+KNOWN = Camera(10.0, 11.0, 4.0, 3.0, (24, 32))
+
+
+@pytest.mark.parametrize(("flags", "size", "camera"), [
+    (Flags(fx=20.0), (24, 32), Camera(20.0, 11.0, 4.0, 3.0, (24, 32))),
+    (Flags(focal=20.0), (24, 32), Camera(20.0, 20.0, 4.0, 3.0, (24, 32))),
+    (Flags(focal=20.0, fy=21.0), (24, 32), Camera(20.0, 21.0, 4.0, 3.0, (24, 32))),
+    (Flags(focal=20.0), (48, 64), Camera(20.0, 20.0, 31.5, 23.5, (48, 64))),
+])  # fmt: skip
+def test_flags_go_before_the_known_camera(flags: Flags, size: tuple[int, int], camera: Camera) -> None:
+    assert flags.camera_of(size, KNOWN) == camera
+
+
+def test_one_focal_length_serves_both_directions_if_no_camera_is_known() -> None:
+    assert Flags(fy=20.0).camera_of((24, 32), None) == Camera(20.0, 20.0, 15.5, 11.5, (24, 32))
+
+
+def test_a_focal_length_of_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="fx"):
+        Flags(focal=0.0).camera_of((24, 32), KNOWN)
+
+
+def test_a_camera_of_another_size_is_refused_without_a_focal_length() -> None:
+    with pytest.raises(ValueError, match=r"its camera is for \(24, 32\), the image is \(48, 64\)"):
+        Flags(fx=20.0).camera_of((48, 64), KNOWN)
+
+
+def test_names_with_emoji_are_found(folder: Path, predict: Callable[..., int], tmp_path: Path) -> None:
+    (tmp_path / "😀.png").write_bytes((folder / "images" / f"{DATA.ids[0]}.png").read_bytes())
+    assert predict(tmp_path / "😀.png") == 0
+    assert (tmp_path / "out/labels/😀.png").exists()
+
+
 def test_a_camera_file(folder: Path, tmp_path: Path) -> None:
     camera = tmp_path / "camera.json"
     camera.write_text(json.dumps({"width": 32, "height": 24, "fx": 31, "fy": 33, "cx": 15, "cy": 11}))

@@ -21,6 +21,11 @@ def test_views_are_what_unfold_reads(
     assert torch.equal(torch.stack(list(window.views(x)), 2), unfolded)
 
 
+def test_a_window_that_fits_nowhere_has_empty_views() -> None:
+    views = Window.of(3, 2, 0, 1).views(torch.ones(1, 1, 2, 2))
+    assert {tuple(view.shape) for view in views} == {(1, 1, 0, 0)}
+
+
 @given(st.integers(1, 6), st.integers(1, 6), small)
 def test_same_padding_as_torch(kh: int, kw: int, dilation: int) -> None:
     x, weight = torch.randn(1, 1, 9, 11), torch.randn(1, 1, kh, kw)

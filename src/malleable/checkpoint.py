@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from malleable.config import Config
-from malleable.files import PARTIAL, whole_file, whole_path
+from malleable.files import whole_file, whole_path
 
 FOLDER = "checkpoints"
 BEST = "best.pt"
@@ -103,14 +103,6 @@ def numbered(folder: Path) -> list[Path]:
     """The finished checkpoints of ``folder`` but the best, newest first."""
     found = [(int(match[1]), path) for path in folder.glob("step-*.pt") if (match := _NAME.fullmatch(path.name))]
     return [path for _, path in sorted(found, reverse=True)]
-
-
-def remove_partial(folder: Path) -> list[Path]:
-    """Delete what a killed run left half-written, and say which files those were."""
-    parts = sorted(folder.glob(f"*{PARTIAL}.*"))
-    for part in parts:
-        part.unlink()
-    return parts
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:

@@ -98,7 +98,7 @@ def as_values(arguments: Sequence[str], types: Mapping[str, Any]) -> list[str]:
         elif position is not None and left and (kind is not None or word == "--config"):
             result.append(left.pop(0))
     if len(plain) > (position or 0):
-        result += [*plain[:position], json.dumps(plain[position:])]
+        result += [*plain[:position], json.dumps(plain[position:], ensure_ascii=False)]
     else:
         result += plain
     return result

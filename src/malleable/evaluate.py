@@ -113,7 +113,7 @@ class Results:
         table.add_section()
         table.add_row("mean", _shown(self.miou), _shown(self.mean_accuracy))
         table.add_row("all pixels", "", _shown(self.pixel_accuracy))
-        Console().print(table)
+        Console(markup=False, emoji=False).print(table)
 
 
 def evaluate_network(
@@ -234,6 +234,8 @@ def evaluate(
     files = [Path(file) for file in (results_path, csv, confusion) if file is not None]
     for file in files:
         check_free(file, overwrite)
+    if len({file.resolve() for file in files}) < len(files):
+        raise ValueError(f"out, csv and confusion must be different files, got {', '.join(map(str, files))}")
     samples = open_dataset(dataset, split)
     if len(samples.classes) == len(trained.classes) and tuple(samples.classes) != trained.classes:
         print(f"note: the classes of {samples.name} have other names than those of training", file=sys.stderr)

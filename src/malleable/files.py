@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import IO
 from uuid import uuid4
 
-PARTIAL = ".part"
 LOCK = ".lock"
+_PARTIAL = ".part"
 
 
 def check_free(path: Path, overwrite: bool) -> None:
@@ -27,7 +27,7 @@ def check_free(path: Path, overwrite: bool) -> None:
 def whole_path(path: Path) -> Iterator[Path]:
     """A name beside ``path`` to write to, which becomes ``path`` once all its bytes are on the disk, or vanishes."""
     own = uuid4().hex[:8]  # another process may be writing the same file
-    part = path.with_name(f"{path.stem}.{own}{PARTIAL}{path.suffix}")  # some libraries go by the suffix
+    part = path.with_name(f"{path.stem}.{own}{_PARTIAL}{path.suffix}")  # some libraries go by the suffix
     try:
         yield part
         with open(part, "rb+") as file:
@@ -49,6 +49,14 @@ def write_whole(path: Path, content: bytes) -> None:
     """``content`` as the file ``path``."""
     with whole_file(path) as file:
         file.write(content)
+
+
+def remove_partial(folder: Path) -> list[Path]:
+    """Delete what killed processes left half-written in ``folder`` and below, and say which files those were."""
+    parts = sorted(folder.rglob(f"*.{'[0-9a-f]' * 8}{_PARTIAL}*"))
+    for part in parts:
+        part.unlink()
+    return parts
 
 
 @contextmanager

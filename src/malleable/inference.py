@@ -110,7 +110,7 @@ def _windows(length: int, window: int, overlap: float) -> Iterator[slice]:
     if room <= 0:
         yield slice(0, length)
         return
-    steps = math.ceil(room / max(1, window * (1 - overlap)))
+    steps = math.ceil(room / max(1, window - math.ceil(window * overlap)))
     for step in range(steps + 1):
         start = step * room // steps
         yield slice(start, start + window)

@@ -58,12 +58,15 @@ class Flags:
         """The camera of an image of ``size``: ``known`` with what the flags say instead; None if nobody knows."""
         if self.camera is not None:
             known = Camera.from_dict(read_json(self.camera))
+        fx, fy = (self.focal if given is None else given for given in (self.fx, self.fy))
         if known is not None and known.size != size:
-            raise ValueError(
-                f"its camera is for {known.size}, the image is {size} (height, width); give that of its size"
-            )
-        fx, fy = self.fx or self.focal or self.fy, self.fy or self.focal or self.fx
+            if self.camera is not None or fx is None or fy is None:
+                raise ValueError(
+                    f"its camera is for {known.size}, the image is {size} (height, width); give that of its size"
+                )
+            known = None
         if known is None:
+            fx, fy = fy if fx is None else fx, fx if fy is None else fy
             if fx is None or fy is None:
                 return None
             known = Camera(fx, fy, (size[1] - 1) / 2, (size[0] - 1) / 2, size)
@@ -99,10 +102,11 @@ def _split_items(source: str, split: str) -> list[Item]:
 
 
 def _items(path: Path, flags: Flags) -> Iterator[Item]:
+    path = path.absolute()  # the name of its folder matters
     if path.is_dir():
         folder = path / "images" if (path / "images").is_dir() else path
         found = folder.rglob("*") if folder is not path else folder.iterdir()
-        files = sorted(file for file in found if _is_image(file))
+        files = sorted(file for file in found if _is_image(file, paired=folder.name != "images"))
         if not files:
             raise FileNotFoundError(f"{folder} holds no images ({', '.join(IMAGE_SUFFIXES)}); a data set needs --split")
     else:
@@ -120,8 +124,9 @@ def _items(path: Path, flags: Flags) -> Iterator[Item]:
         yield Item(id, partial(_read, file, beside, root / "cameras" / f"{id}.json", id, flags, description))
 
 
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.endswith(_BESIDE)
+def _is_image(path: Path, paired: bool) -> bool:
+    """``paired``: depth lies beside the images, and is none of them."""
+    return path.suffix.lower() in IMAGE_SUFFIXES and not (paired and path.name.endswith(_BESIDE))
 
 
 def _read(image: Path, depth: Path, camera: Path, id: str, flags: Flags, description: Description | None) -> Sample:

@@ -33,7 +33,7 @@ def resolve(arguments: Sequence[str], types: Mapping[str, Any]) -> list[str]:
                 raise UsageError("--config needs a YAML file")
             settings = read_settings(Path(value if equals else left.pop(0)))
             require_known(settings, types)
-            result.append(f"--config={json.dumps(settings)}")
+            result.append(f"--config={json.dumps(settings, ensure_ascii=False)}")
             continue
         if name.startswith("--") and name not in ("--help", "--print_config"):
             _require_known(name.removeprefix("--"), known)

@@ -7,9 +7,9 @@ import warnings
 from itertools import takewhile
 from pathlib import Path
 
-from malleable.checkpoint import FOLDER, newest_good, numbered, remove_partial
+from malleable.checkpoint import FOLDER, newest_good, numbered
 from malleable.config import Config
-from malleable.files import write_whole
+from malleable.files import remove_partial, write_whole
 from malleable.journal import METRICS
 from malleable.options import read_settings
 

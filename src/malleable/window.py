@@ -77,7 +77,7 @@ def _every(x: Tensor, dim: int, start: int, step: int, length: int) -> Tensor:
     if step > 1 and torch.compiler.is_compiling():
         # A slice with a symbolic end makes export demand sizes that are multiples of the stride; a gather does not.
         return x.index_select(dim, torch.arange(length, device=x.device) * step + start)
-    entries = slice(start, start + step * (length - 1) + 1, step)
+    entries = slice(start, start + step * length, step)
     return x[..., entries, :] if dim == 2 else x[..., entries]
 
 

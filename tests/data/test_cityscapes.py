@@ -97,6 +97,10 @@ def test_errors_name_the_file(tree):
     camera.write_text(json.dumps({"intrinsic": {"fx": 1.0}}))
     with pytest.raises(ValueError, match=rf"{camera.name} must hold intrinsic"):
         Cityscapes(tree, "train")[0]
+    intrinsic = {"fx": -1.0, "fy": 1.0, "u0": 1.0, "v0": 1.0}
+    camera.write_text(json.dumps({"intrinsic": intrinsic, "extrinsic": {"baseline": 0.2}}))
+    with pytest.raises(ValueError, match=rf"{camera.name}: .*fx"):
+        Cityscapes(tree, "train")[0]
     save(np.ones((2, 2), np.uint16), path(tree, "disparity", "train", "ulm_000000_000019", "disparity.png"))
     with pytest.raises(ValueError, match=r"ulm_000000_000019: disparity is \(2, 2\)"):
         Cityscapes(tree, "train")[1]

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +138,7 @@ def test_depth_that_is_wholly_unknown_is_allowed(folder):
     ("changes", "message"),
     [
         ({"classes": None}, "'classes' must be a list"),
+        ({"classes": ["wall", "floor", "wall"]}, "'classes' must have different names, got 'wall' 2 times"),
         ({"metres_per_count": None}, "'metres_per_count' must be a positive number"),
         ({"metres_per_count": "mm"}, "'metres_per_count'.*'mm'"),
         ({"ignore": 1}, "'ignore' must not be the index of a class, got 1 .'floor'"),
@@ -165,6 +168,29 @@ def test_ids_stay_inside_the_folder(folder, id):
     root = folder()
     (root / "splits/train.txt").write_text(f"{id}\n")
     breaks(root, "points outside")
+
+
+def test_a_split_may_begin_with_a_byte_order_mark(folder):
+    root = folder()
+    (root / "splits/train.txt").write_text("a\nb\n", encoding="utf-8-sig")
+    assert FolderDataset(root, "train").ids == ["a", "b"]
+
+
+def test_a_split_that_is_no_text_is_named(folder):
+    root = folder()
+    (root / "splits/train.txt").write_bytes("é".encode("latin-1"))
+    breaks(root, r"train\.txt is not text in UTF-8")
+
+
+def test_grey_labels_of_four_bits_are_refused(folder):
+    """Pillow would multiply them by 17."""
+    root = folder()
+    rows = b"".join(b"\0" + bytes([0x11] * (SIZE[1] // 2)) for _ in range(SIZE[0]))
+    header = struct.pack(">IIBBBBB", SIZE[1], SIZE[0], 4, 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    png = b"".join(struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in chunks)
+    (root / "labels/a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + png)
+    breaks(root, r"labels/a\.png is a L;4 image; labels must be 8-bit grey")
 
 
 def test_an_id_twice(folder):

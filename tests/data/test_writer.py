@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 
 from malleable.data import FolderDataset, FolderWriter, SyntheticScenes
@@ -25,8 +28,65 @@ def test_what_is_written_is_read_back(tmp_path):
 
 def test_depth_that_does_not_fit_is_invalid(tmp_path):
     scene = SyntheticScenes("streets", size=(24, 32), length=1)[0]
-    writer = FolderWriter(tmp_path / "out", "far", ["x"] * 10, [(0, 0, index) for index in range(10)])
+    writer = FolderWriter(tmp_path / "out", "far", list("abcdefghij"), [(0, 0, index) for index in range(10)])
     writer.write(scene)
     writer.finish({"train": [scene.id]})
     depth = FolderDataset(tmp_path / "out", "train")[0].depth
     assert ((depth == 0) == ((scene.depth == 0) | (scene.depth > 65535.5 / 5000))).all()
+
+
+def begin(folder, **changes):
+    scenes = SyntheticScenes("rooms", size=(24, 32), length=1)
+    arguments = {"name": "scenes", "classes": scenes.classes, "palette": scenes.palette, **changes}
+    return scenes[0], FolderWriter(folder, **arguments)
+
+
+def test_an_id_may_name_a_folder(tmp_path):
+    scene, writer = begin(tmp_path / "out")
+    writer.write(replace(scene, id="room/1"))
+    writer.finish({"train": ["room/1"]})
+    assert torch.equal(FolderDataset(tmp_path / "out", "train")[0].label, scene.label)
+
+
+def test_labels_of_no_class_are_refused(tmp_path):
+    scene, writer = begin(tmp_path / "out")
+    label = scene.label.clone()
+    label[0, 0] = 256
+    with pytest.raises(ValueError, match="x: labels must be 0 to 10 or 255, got 256"):
+        writer.write(replace(scene, id="x", label=label))
+    assert not writer.has("x")
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"classes": ["wall"] * 10}, "'classes' must have different names, got 'wall' 10 times"),
+    ({"palette": [(0, 0, 0)]}, "'palette' must have one colour for each of the 11"),
+])  # fmt: skip
+def test_what_could_not_be_read_is_not_begun(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        begin(tmp_path / "out", **changes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_splits_name_only_what_was_written(tmp_path):
+    scene, writer = begin(tmp_path / "out")
+    writer.write(scene)
+    with pytest.raises(ValueError, match="1 samples that were not written, for example 'other'"):
+        writer.finish({"train": [scene.id], "val": ["other"]})
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_of_others_are_left_alone(tmp_path):
+    mine = tmp_path / "out.partial" / "mine.txt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    with pytest.raises(ValueError, match="holds other files and is left as it is"):
+        begin(tmp_path / "out")
+    assert [path.name for path in mine.parent.iterdir()] == ["mine.txt"]
+
+
+def test_half_files_of_a_killed_process_do_not_stay(tmp_path):
+    scene, writer = begin(tmp_path / "out")
+    writer.write(replace(scene, id="a.part.1"))
+    (writer.partial / "images/b.0123abcd.part.png").write_bytes(b"half")
+    writer.finish({"train": ["a.part.1"]})
+    assert [path.name for path in (tmp_path / "out/images").iterdir()] == ["a.part.1.png"]

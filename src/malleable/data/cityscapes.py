@@ -109,4 +109,7 @@ def _read_camera(path: Path, size: tuple[int, int]) -> tuple[Camera, float]:
         raise ValueError(f"{path} must hold intrinsic fx, fy, u0, v0 and extrinsic baseline ({error!r})") from error
     if not baseline > 0:
         raise ValueError(f"{path}: baseline must be positive metres, got {baseline}")
-    return Camera(fx, fy, cx, cy, size), baseline
+    try:
+        return Camera(fx, fy, cx, cy, size), baseline
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error

@@ -42,15 +42,19 @@ class Description:
             raise FileNotFoundError(f"{path} is missing; docs/data.md shows what a data set's folder holds")
         entries = read_json(path)
         try:
-            return cls._of(entries, default_name=path.parent.name)
+            return cls.of(entries, default_name=path.parent.name)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
     @classmethod
-    def _of(cls, entries: Mapping[str, Any], default_name: str) -> Description:
+    def of(cls, entries: Mapping[str, Any], default_name: str) -> Description:
+        """What dataset.json holds, checked."""
         classes = entries.get("classes")
         if not isinstance(classes, list) or not classes or not all(isinstance(c, str) for c in classes):
             raise ValueError(f"'classes' must be a list of names, got {classes!r}")
+        twice = [name for name in classes if classes.count(name) > 1]
+        if twice:
+            raise ValueError(f"'classes' must have different names, got {twice[0]!r} {len(twice)} times")
         if len(classes) > IGNORE:
             raise ValueError(f"'classes' can hold at most {IGNORE} names, got {len(classes)}")
         unit = entries.get("metres_per_count")
@@ -194,7 +198,11 @@ def _read_ids(root: Path, split: str) -> list[str]:
     path = root / "splits" / f"{split}.txt"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; the splits of {root} are {split_names(root)}")
-    ids = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8 ({error}); save it as such") from error
+    ids = [line.strip() for line in text.splitlines() if line.strip()]
     if not ids:
         raise ValueError(f"{path} is empty; write one id a line")
     for id in ids:

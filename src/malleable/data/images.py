@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,8 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor
+
+from malleable.files import whole_file, write_whole
 
 Array = npt.NDArray[Any]
 
@@ -24,6 +25,9 @@ def read_pixels(path: Path, colour: bool = False) -> tuple[Array, str]:
             if limit is not None and image.width * image.height > limit:  # Pillow itself only warns up to twice this
                 raise Image.DecompressionBombError(f"{image.width}×{image.height} pixels, more than {limit}")
             deep = image.mode in ("I", "F") or image.mode.startswith("I;")
+            packed = image.tile[0][3] if image.tile else image.mode
+            if packed in ("L;2", "L;4"):  # Pillow makes 17 or 85 of a 1
+                return np.array(image), packed
             convert = colour and image.mode != "RGB" and not deep
             return np.array(image.convert("RGB") if convert else image), image.mode
     except FileNotFoundError:
@@ -79,13 +83,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_png(pixels: Array, path: Path) -> None:
     """An (H, W) uint8 or uint16 or (H, W, 3) uint8 array as PNG, complete or not there at all."""
-    partial = path.with_name(path.name + ".partial")
-    Image.fromarray(pixels).save(partial, format="PNG")
-    os.replace(partial, path)
+    with whole_file(path) as file:
+        Image.fromarray(pixels).save(file, format="PNG")
 
 
 def write_text(text: str, path: Path) -> None:
     """A text file, complete or not there at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, text.encode())

@@ -23,6 +23,7 @@ def parallel_map(function: Callable[[T], R], items: Iterable[T], workers: int) -
     """
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
+    threads = torch.get_num_threads()
     # One core per worker: torch's own threads, one team for each of ours, would only wait for each other.
     pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
     remaining = iter(items)
@@ -33,6 +34,7 @@ def parallel_map(function: Callable[[T], R], items: Iterable[T], workers: int) -
             pending.extend(pool.submit(function, item) for item in islice(remaining, 1))
     finally:
         pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)  # for threads that are started later
 
 
 def available_cores() -> int:

@@ -12,10 +12,12 @@ import numpy as np
 from torch import Tensor
 
 from malleable.camera import Camera
+from malleable.data.folder import Description
 from malleable.data.images import read_json, write_png, write_text
 from malleable.data.palette import Colour
 from malleable.data.sample import Sample
 from malleable.data.tensors import IGNORE
+from malleable.files import remove_partial
 
 METRES_PER_COUNT = 1 / 5000
 """Reaches 13.1 m, past every indoor sensor, with steps of 0.2 mm: a tenth of a grid cell at 1 m and f = 519."""
@@ -56,7 +58,10 @@ class FolderWriter:
             "classes": list(classes),
             "palette": [list(colour) for colour in palette],
         }
-        if (self.partial / "images").exists():
+        self.classes = Description.of(description, name).classes
+        if self.partial.exists() and any(self.partial.iterdir()):
+            if not (self.partial / "dataset.json").exists():
+                raise ValueError(f"{self.partial} holds other files and is left as it is; move it away")
             begun = read_json(self.partial / "dataset.json")
             if begun != json.loads(json.dumps(description)):
                 raise ValueError(
@@ -74,18 +79,31 @@ class FolderWriter:
 
     def write(self, sample: Sample) -> None:
         """Add a sample with a uint8 image. Safe from several threads."""
+        wrong = (sample.label != IGNORE) & ((sample.label < 0) | (sample.label >= len(self.classes)))
+        if wrong.any():
+            number = int(sample.label[wrong][0])
+            raise ValueError(f"{sample.id}: labels must be 0 to {len(self.classes) - 1} or {IGNORE}, got {number}")
         if sample.camera != self.camera:
-            (self.partial / "cameras").mkdir(exist_ok=True)
-            write_text(json.dumps(sample.camera.to_dict()), self.partial / "cameras" / f"{sample.id}.json")
-        write_png(sample.image.permute(1, 2, 0).contiguous().numpy(), self.partial / "images" / f"{sample.id}.png")
-        write_png(self._counts(sample.depth[0]), self.partial / "depth" / f"{sample.id}.png")
-        write_png(sample.label.numpy().astype(np.uint8), self.partial / "labels" / f"{sample.id}.png")
+            write_text(json.dumps(sample.camera.to_dict()), self._path("cameras", sample.id, ".json"))
+        write_png(sample.image.permute(1, 2, 0).contiguous().numpy(), self._path("images", sample.id))
+        write_png(self._counts(sample.depth[0]), self._path("depth", sample.id))
+        write_png(sample.label.numpy().astype(np.uint8), self._path("labels", sample.id))
 
     def finish(self, splits: Mapping[str, Sequence[str]]) -> None:
         """Write the ids of each split, and give the folder its name."""
+        missing = [id for ids in splits.values() for id in ids if not self.has(id)]
+        if missing:
+            raise ValueError(f"splits name {len(missing)} samples that were not written, for example {missing[0]!r}")
         for split, ids in splits.items():
             write_text("".join(f"{id}\n" for id in ids), self.partial / "splits" / f"{split}.txt")
+        remove_partial(self.partial)
         os.replace(self.partial, self.out)
+
+    def _path(self, kind: str, id: str, suffix: str = ".png") -> Path:
+        """Of a sample's file; an id may name folders too."""
+        path = self.partial / kind / f"{id}{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
     def _counts(self, depth: Tensor) -> Any:
         counts = np.rint(depth.numpy().astype(np.float64) / self.metres_per_count)
