@@ -32,4 +32,4 @@ demo: setup
 		--out runs/demo/$(MINUTES)min --report runs/demo/report.html
 
 bench: setup
-	$(BIN)/malleable bench --out bench.json
+	$(BIN)/malleable bench --out bench.json --overwrite

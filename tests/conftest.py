@@ -5,6 +5,10 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import pytest
 import torch
+from hypothesis import settings
+
+settings.register_profile("unhurried", settings(), deadline=None)  # a busy machine is no failure
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,24 @@ from malleable.layers import Conv25d, MalleableConv2d
 
 def test_numbers_are_measured_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "LAYERS", [bench.Shape("tiny", 8, 16, 1, 1, 4)])
-    bench.bench(tmp_path / "out.json", rounds=1, only=["layers"])
+    bench.bench(tmp_path / "out.json", rounds=1, only=("layers",))
     results = json.loads((tmp_path / "out.json").read_text())
     assert [row["batch"] for row in results["layers"]] == [1, 4]
     row = results["layers"][0]
     assert row["forward ratio"] == pytest.approx(row["forward ms"] / row["limit forward ms"], rel=0.2)
     assert results["environment"]["torch"] == torch.__version__
+
+
+def test_a_file_that_exists_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"mine\.json exists and is left as it is"):
+        bench.bench(tmp_path / "mine.json")
+    assert (tmp_path / "mine.json").read_text() == "mine"
+
+
+def test_no_rounds_are_refused() -> None:
+    with pytest.raises(ValueError, match="rounds must be at least 1, got 0"):
+        bench.bench(rounds=0)
 
 
 def test_the_scene_puts_every_pixel_in_one_kernel() -> None:

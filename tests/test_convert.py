@@ -229,6 +229,35 @@ class TestWhere:
         rgb, depth = scene()
         assert relative_error(net(rgb, depth=torch.ones_like(depth), focal=60.0), model(rgb)) < 1e-5
 
+    def test_all_names_of_a_convolution_are_in_the_state_dict(self) -> None:
+        shared = nn.Conv2d(3, 3, 3, padding=1)
+        model = nn.Sequential(shared, nn.ReLU(), shared)
+        net = mb.convert(model, where="all")
+        assert net.original_state().keys() == model.state_dict().keys()
+        other = nn.Conv2d(3, 3, 3)
+        net.load_original({f"{place}.{key}": value for place in (0, 2) for key, value in other.state_dict().items()})
+        assert torch.equal(net.layers()["0"].weight, torch.cat([other.weight] * 3))
+
+    def test_an_argument_given_by_name(self) -> None:
+        class Named(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.conv(input=x)
+
+        model = Named()
+        rgb, depth = scene()
+        flat = torch.ones_like(depth)
+        actual = mb.convert(model, where="all")(rgb, depth=flat, focal=60.0)
+        assert relative_error(actual, model(rgb)) < 1e-5
+
+    @pytest.mark.parametrize("where", [5, None, [1]])
+    def test_other_types_are_refused(self, where: Any) -> None:
+        with pytest.raises(TypeError, match="where must be"):
+            mb.convert(Tiny(), where=where)
+
     def test_a_bare_convolution(self) -> None:
         conv = nn.Conv2d(3, 4, 3, padding=1)
         rgb, depth = scene()
@@ -290,6 +319,18 @@ class TestRefusals:
     def test_a_call_without_depth_or_focal(self, given: dict[str, Any], missing: str) -> None:
         with pytest.raises(ValueError, match=f"{missing} is missing"):
             mb.convert(Tiny())(scene()[0], **given)
+
+    def test_weights_that_two_convolutions_share(self) -> None:
+        model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3))
+        model[1].weight = model[0].weight
+        with pytest.raises(ValueError, match="cannot convert 0: it shares its weight with 1"):
+            mb.convert(model, where="all")
+
+    def test_compiled_depth_at_another_resolution(self) -> None:
+        rgb, depth = scene()
+        compiled = torch.compile(mb.convert(Tiny()), backend="eager")
+        with pytest.raises(ValueError, match="depth must have the resolution of the image"):
+            compiled(rgb, depth=depth[..., ::2, ::2], focal=60.0)
 
     def test_depth_at_another_resolution(self) -> None:
         rgb, depth = scene()

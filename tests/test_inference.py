@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from malleable.data import collate, eval_transform
@@ -89,7 +89,6 @@ def test_scales_are_averaged_as_probabilities() -> None:
     torch.testing.assert_close(probabilities(net, SAMPLE, Protocol(scales=(0.5, 1.5))), sum(alone) / 2)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 300), st.integers(1, 120), st.floats(0, 0.9))
 def test_windows_reach_both_borders_and_overlap_enough(length: int, window: int, overlap: float) -> None:
     slices = list(_windows(length, window, overlap))

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import malleable as mb
 
@@ -58,7 +59,7 @@ def test_no_valid_depth_is_an_ordinary_convolution() -> None:
 
 
 @given(st.integers(1, 5), st.integers(1, 2), st.integers(1, 2), st.integers(0, 2**20))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_flipped_input_gives_flipped_output(kernels: int, dilation: int, groups: int, seed: int) -> None:
     torch.manual_seed(seed)
     layer = mb.MalleableConv2d(2, 4, 3, 1, dilation, dilation, groups, kernels=kernels, dtype=torch.float64)
@@ -71,7 +72,7 @@ def test_flipped_input_gives_flipped_output(kernels: int, dilation: int, groups:
 
 
 @given(st.integers(1, 5), st.integers(0, 2**20))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_equal_kernels_are_one_kernel_under_a_mask(kernels: int, seed: int) -> None:
     torch.manual_seed(seed)
     layer = mb.MalleableConv2d.from_conv2d(nn.Conv2d(2, 3, 3, bias=False, dtype=torch.float64), kernels)
@@ -84,7 +85,7 @@ def test_equal_kernels_are_one_kernel_under_a_mask(kernels: int, seed: int) -> N
 
 
 @given(st.floats(0.05, 20))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_only_relative_depth_counts(factor: float) -> None:
     """The authors' code compares metres with grid cells at the border: a scaled scene changes its output, not ours."""
     layer = mb.MalleableConv2d(2, 2, 3, padding=1, dtype=torch.float64)
@@ -406,3 +407,46 @@ def test_convolutions_that_cannot_be_honoured_are_refused() -> None:
 
     with pytest.raises(TypeError, match="Standardised"):
         mb.MalleableConv2d.from_conv2d(Standardised(2, 2, 3))
+
+    class Doubled(nn.Conv2d):
+        def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            return 2 * super()._conv_forward(input, weight, bias)
+
+    with pytest.raises(TypeError, match="Doubled"):
+        mb.MalleableConv2d.from_conv2d(Doubled(2, 2, 3))
+    patched = nn.Conv2d(2, 2, 3)
+    patched.forward = lambda x: x  # type: ignore[method-assign, assignment]
+    with pytest.raises(TypeError, match="in its own way"):
+        mb.MalleableConv2d.from_conv2d(patched)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [torch.nn.utils.spectral_norm, torch.nn.utils.weight_norm, lambda c: prune.l1_unstructured(c, "weight", 1)],
+    ids=["spectral norm", "weight norm", "pruning"],
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_weights_that_are_computed_are_refused(changed: Any) -> None:
+    conv2d = changed(nn.Conv2d(2, 2, 3))
+    with torch.no_grad():
+        conv2d(torch.ones(1, 2, 3, 3))
+    with pytest.raises(TypeError, match="in its own way"):
+        mb.MalleableConv2d.from_conv2d(conv2d)
+
+
+def test_hooks_are_not_lost_silently() -> None:
+    conv2d = nn.Conv2d(2, 2, 3)
+    conv2d.register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="conv2d has hooks, which would be lost"):
+        mb.MalleableConv2d.from_conv2d(conv2d)
+
+
+@pytest.mark.parametrize("name", ["kernel_size", "stride", "padding", "dilation"])
+def test_the_window_cannot_change_under_a_layer(name: str) -> None:
+    with pytest.raises(AttributeError):
+        setattr(mb.MalleableConv2d(2, 2, 3), name, (2, 2))
+
+
+def test_depth_that_is_no_tensor_is_refused() -> None:
+    with pytest.raises(TypeError, match="depth must be a tensor, got list"):
+        mb.Geometry([[[[1.0]]]], 1.0)  # type: ignore[arg-type]

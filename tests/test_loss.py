@@ -34,7 +34,7 @@ def hard_mean(logits: Tensor, label: Tensor, threshold: float, floor: float) -> 
     return float(np.mean([-math.log(p) for p in own[:number]])) if own else 0.0
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 10_000), st.floats(0.05, 1.0), st.sampled_from([0.01, 0.0625, 0.5, 1.0]))
 def test_bootstrapping_takes_the_hardest_pixels_and_at_least_the_floor(
     seed: int, threshold: float, floor: float

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -31,7 +31,6 @@ def tensors(pairs: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
     return torch.tensor(guess), torch.tensor(truth)
 
 
-@settings(deadline=None)
 @given(maps)
 def test_every_figure_agrees_with_an_independent_count(pairs: list[tuple[int, int]]) -> None:
     confusion = Confusion(CLASSES)
@@ -58,7 +57,6 @@ def test_every_figure_agrees_with_an_independent_count(pairs: list[tuple[int, in
         assert confusion.mean_accuracy == pytest.approx(float(sum(accuracies) / len(accuracies)))
 
 
-@settings(deadline=None)
 @given(maps, st.data())
 def test_parts_add_up_to_the_whole(pairs: list[tuple[int, int]], data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(pairs)))

@@ -66,6 +66,13 @@ def test_compile_a_layer_that_is_given_a_geometry() -> None:
     torch.testing.assert_close(torch.compile(layer, fullgraph=True)(image, geometry), layer(image, geometry))
 
 
+def test_a_compiled_layer_refuses_depth_of_another_batch() -> None:
+    layer = mb.MalleableConv2d(3, 4, 3, padding=1)
+    image, depth, focal = inputs(3, 8, 8)
+    with pytest.raises(ValueError, match="assign must have shape"):
+        torch.compile(layer, backend="aot_eager")(image, mb.Geometry(depth[:1], focal[:1]))
+
+
 def test_export_with_dynamic_sizes() -> None:
     net = Net().eval()
     program = torch.export.export(net, inputs(2, 32, 40), dynamic_shapes=DYNAMIC_DIMS)

@@ -10,7 +10,7 @@ import json
 import multiprocessing
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from malleable.files import check_free, write_whole
 from malleable.geometry import Geometry
 from malleable.layers import Conv25d, DepthConv2d, MalleableConv2d
 
@@ -50,14 +51,21 @@ LAYERS = [
 ]
 
 
-def bench(out: Path | None = None, rounds: int = 7, only: Sequence[str] | None = None) -> None:
+def bench(
+    out: Path | None = None, rounds: int = 7, only: tuple[str, ...] | None = None, overwrite: bool = False
+) -> None:
     """Measure the layers and print one table per question.
 
     Args:
         out: a JSON file for the numbers.
         rounds: how many turns each side gets; the fastest counts.
         only: some of "layers", "bfloat16", "hard", "groups", "network", "memory"; all by default.
+        overwrite: replace a file that exists.
     """
+    if out is not None:
+        check_free(out, overwrite)
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
     unknown = sorted(set(only or []) - set(QUESTIONS))
     if unknown:
         raise ValueError(f"only must be some of {', '.join(QUESTIONS)}, got {unknown}")
@@ -69,7 +77,7 @@ def bench(out: Path | None = None, rounds: int = 7, only: Sequence[str] | None =
             results[name] = measure(rounds)
             console.print(_table(title, results[name]))
     if out is not None:
-        out.write_text(json.dumps(results, indent=1) + "\n")
+        write_whole(out, (json.dumps(results, indent=1) + "\n").encode())
 
 
 def environment() -> dict[str, str]:

@@ -53,9 +53,12 @@ class Slot(threading.local):
     def __reduce__(self) -> tuple[type[Slot], tuple[()]]:
         return Slot, ()
 
-    def supply(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def supply(
+        self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Forward pre-hook of a placed layer: add the geometry, unless the caller gave one."""
-        return None if len(args) > 1 else (*args, self._current())
+        given = (*args, *kwargs.values())  # nn.Conv2d calls its argument input, the layers theirs x
+        return None if len(given) > 1 else ((*given, self._current()), {})
 
     def replay(self, outputs: Any, geometry: Geometry) -> None:
         """Have the backward of ``outputs`` find ``geometry``, should it run layers again."""
@@ -96,7 +99,7 @@ class Converted(nn.Module):
         self.rates = dict(rates)  # placed layer, named as in ``model`` → rate of its input, None if not known
         self._slot = Slot()
         for layer in self.layers().values():
-            layer.register_forward_pre_hook(self._slot.supply)
+            layer.register_forward_pre_hook(self._slot.supply, with_kwargs=True)
 
     def layers(self) -> dict[str, DepthConv2d]:
         """The placed layers, named as in ``model``."""
@@ -131,7 +134,7 @@ class Converted(nn.Module):
     def original_state(self) -> dict[str, Tensor]:
         """State dict as the network before conversion would have it, with the weights of each layer's first kernel."""
         state = dict(self.model.state_dict())
-        for name, layer in self.layers().items():
+        for name, layer in self._named_layers():
             for key in layer.state_dict().keys() - {"weight", "bias"}:
                 del state[_key(name, key)]
             state[_key(name, "weight")] = layer.weight.detach()[: layer.out_channels]
@@ -141,9 +144,14 @@ class Converted(nn.Module):
         """Load a state dict of the network before conversion: weights go into every kernel (paper, 3.3)."""
         original = self.original_state()
         added = {key: value for key, value in self.model.state_dict().items() if key not in original}
-        weights = {_key(name, "weight"): layer.kernels for name, layer in self.layers().items()}
+        weights = {_key(name, "weight"): layer.kernels for name, layer in self._named_layers()}
         repeated = {key: torch.cat([state[key]] * kernels) for key, kernels in weights.items() if key in state}
         self.model.load_state_dict({**added, **state, **repeated})
+
+    def _named_layers(self) -> list[tuple[str, DepthConv2d]]:
+        """The placed layers under every name that they have."""
+        modules = self.model.named_modules(remove_duplicate=False)
+        return [(name, module) for name, module in modules if isinstance(module, DepthConv2d)]
 
 
 def convert(
@@ -229,6 +237,8 @@ def _select(model: nn.Module, where: Where, seen: Watched | None, failure: Excep
         names = list(candidates)
     elif callable(where):
         names = [name for name, module in candidates.items() if where(name, module)]
+    elif not isinstance(where, Sequence) or not all(isinstance(pattern, str) for pattern in where):
+        raise TypeError(f"where must be 'first-of-stage', 'all', names, globs or a function, got {where!r}")
     else:
         patterns = [where] if isinstance(where, str) else list(where)
         for pattern in patterns:
@@ -252,6 +262,9 @@ def _replace(model: nn.Module, name: str, layer_type: type[DepthConv2d], options
         raise type(error)(f"cannot convert {name}: {error}") from error
     if conv2d is model:
         return layer
+    for other, module in model.named_modules():
+        if module is not conv2d and any(value is conv2d.weight for value in module._parameters.values()):
+            raise ValueError(f"cannot convert {name}: it shares its weight with {other}; give it one of its own first")
     for parent in list(model.modules()):
         for child, module in list(parent._modules.items()):
             if module is conv2d:
@@ -262,9 +275,7 @@ def _replace(model: nn.Module, name: str, layer_type: type[DepthConv2d], options
 def _check_image(inputs: tuple[Any, ...], depth: Tensor) -> None:
     """Refuse depth at another resolution than the image, the first input that can be one: rates would be wrong."""
     image = next((value for value in inputs if isinstance(value, Tensor) and value.ndim == 4), None)
-    if image is None or torch.compiler.is_compiling():
-        return
-    if image.shape[-2:] != depth.shape[-2:]:
+    if image is not None and image.shape[-2:] != depth.shape[-2:]:
         raise ValueError(
             f"depth must have the resolution of the image, {tuple(image.shape[-2:])}, got {tuple(depth.shape[-2:])}"
         )

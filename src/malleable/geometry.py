@@ -40,6 +40,8 @@ class Geometry:
     """
 
     def __init__(self, depth: Tensor, focal: float | Tensor) -> None:
+        if not isinstance(depth, Tensor):
+            raise TypeError(f"depth must be a tensor, got {type(depth).__name__}; use torch.as_tensor")
         if depth.ndim != 4 or depth.shape[1] != 1:
             raise ValueError(f"depth must have shape (N, 1, H, W), got {tuple(depth.shape)}")
         if not depth.is_floating_point():

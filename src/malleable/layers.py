@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 from typing_extensions import Self
 
 from malleable.assign import (
@@ -21,7 +20,7 @@ from malleable.assign import (
 )
 from malleable.geometry import Geometry
 from malleable.ops import depth_conv2d
-from malleable.ops.depth_conv import check_features
+from malleable.ops.checks import check_features
 from malleable.ops.scaled_assign import scaled_assign
 from malleable.window import Pair, Window
 
@@ -59,12 +58,9 @@ class DepthConv2d(nn.Module):
             raise ValueError(f"kernels must be at least 1, got {kernels}")
         check_invalid(invalid)
         self.window = Window.of(kernel_size, stride, padding, dilation)
+        self._padding = padding if isinstance(padding, str) else self.window.padding[::-2]
         self.in_channels = in_channels
         self.out_channels = out_channels
-        self.kernel_size = self.window.kernel_size
-        self.stride = self.window.stride
-        self.padding = padding if isinstance(padding, str) else self.window.padding[::-2]
-        self.dilation = self.window.dilation
         self.groups = groups
         self.kernels = kernels
         self.invalid: Invalid = invalid
@@ -73,6 +69,23 @@ class DepthConv2d(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape, **options))
         self.bias = nn.Parameter(torch.empty(out_channels, **options)) if bias else None
         DepthConv2d.reset_parameters(self)
+
+    @property
+    def kernel_size(self) -> tuple[int, int]:
+        return self.window.kernel_size
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        return self.window.stride
+
+    @property
+    def padding(self) -> str | tuple[int, ...]:
+        """As it was given, a word or (vertical, horizontal)."""
+        return self._padding
+
+    @property
+    def dilation(self) -> tuple[int, int]:
+        return self.window.dilation
 
     def reset_parameters(self) -> None:
         """Draw weights and bias as ``nn.Conv2d`` does, every kernel on its own."""
@@ -88,11 +101,15 @@ class DepthConv2d(nn.Module):
         On flat depth, and on missing depth with ``invalid="same"``, the new layer computes what ``conv2d`` did.
         ``options`` go to the constructor.
         """
-        if type(conv2d).forward is not nn.Conv2d.forward or parametrize.is_parametrized(conv2d):
+        kind = type(conv2d)
+        plain = kind.forward is nn.Conv2d.forward and kind._conv_forward is nn.Conv2d._conv_forward
+        if not plain or "forward" in vars(conv2d) or not {"weight", "bias"} <= conv2d._parameters.keys():
             raise TypeError(
-                f"conv2d must be a plain nn.Conv2d, got {type(conv2d).__name__}, which computes its output or weights "
-                "in its own way; replace or un-parametrize it first"
+                f"conv2d must be a plain nn.Conv2d, got {kind.__name__}, which computes its output or weights in its "
+                "own way; replace or un-parametrize it first"
             )
+        if conv2d._forward_hooks or conv2d._forward_pre_hooks or conv2d._backward_hooks or conv2d._backward_pre_hooks:
+            raise ValueError("conv2d has hooks, which would be lost; remove them, and register them on the new layer")
         if conv2d.padding_mode != "zeros":
             raise ValueError(f"conv2d has padding_mode={conv2d.padding_mode!r}; only 'zeros' can be honoured")
         with torch.random.fork_rng([conv2d.weight.device] if conv2d.weight.is_cuda else []):  # none of them is kept

@@ -54,10 +54,9 @@ def choose_device(device: str) -> torch.device:
     """``"auto"``, or a device as torch names it."""
     try:
         chosen = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    except RuntimeError as error:
-        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}") from error
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device is {device!r}, but torch finds no CUDA device; use cpu or auto")
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, and torch must find it, got {device!r}") from error
     return chosen
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from malleable.data import StepSampler, SyntheticScenes, step_loader, train_transform
@@ -10,7 +10,6 @@ from malleable.data import StepSampler, SyntheticScenes, step_loader, train_tran
 seeds = st.integers(0, 2**40)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 30), st.integers(1, 5), seeds)
 def test_every_epoch_draws_every_sample_once(length, batch, seed):
     sampler = StepSampler(length, batch, steps=3 * length, seed=seed)
@@ -19,14 +18,12 @@ def test_every_epoch_draws_every_sample_once(length, batch, seed):
         assert sorted(stream[epoch * length : (epoch + 1) * length]) == list(range(length))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 30), st.integers(0, 10), seeds)
 def test_a_resumed_run_draws_what_the_first_would_have(length, start, seed):
     whole = list(StepSampler(length, 4, steps=10, seed=seed))
     assert list(StepSampler(length, 4, steps=10, seed=seed, start_step=start)) == whole[start:]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 30), st.sampled_from([1, 2, 3, 6]), seeds)
 def test_processes_share_the_same_batch_whatever_their_number(length, world, seed):
     alone = StepSampler(length, 6, steps=5, seed=seed)

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -57,7 +57,6 @@ steps = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(st.tuples(small, small), st.lists(steps, max_size=5))
 def test_chains_of_transforms_keep_3d_points(size, chain):
     before = numbered(*size)
@@ -85,7 +84,6 @@ def test_chains_of_transforms_keep_3d_points(size, chain):
     assert (after.label[~known] == IGNORE).all()
 
 
-@settings(deadline=None)
 @given(st.integers(1, 60), st.integers(1, 60))
 def test_nearest_takes_the_pixel_whose_centre_is_nearest(old, new):
     for i, source in enumerate(nearest(old, new).tolist()):
@@ -101,7 +99,6 @@ def test_depth_and_label_resize_alike_at_odd_factors_without_error():
     assert columns[0].tolist() == [1, 4, 7, 10, 13]
 
 
-@settings(deadline=None)
 @given(st.tuples(st.integers(12, 24), st.integers(12, 24)), st.tuples(st.integers(6, 48), st.integers(6, 48)))
 def test_image_and_camera_agree_after_resize_crop_flip(size, resized):
     """The image holds its own coordinates: what the new camera says pixel i looks at must be what is shown there."""

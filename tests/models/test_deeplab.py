@@ -188,8 +188,18 @@ class TestPretrained:
     def test_files_that_are_broken_or_hold_something_else(self, tmp_path: Path) -> None:
         (tmp_path / "short.safetensors").write_bytes(b"123")
         (tmp_path / "empty.pth").touch()
+        (tmp_path / "text.pth").write_text("error 404")
         torch.save([torch.zeros(1)], tmp_path / "list.pth")
-        for name, message in (("short.safetensors", "broken"), ("empty.pth", "broken"), ("list.pth", "got a list")):
+        torch.save({1: torch.zeros(1)}, tmp_path / "numbers.pth")
+        (tmp_path / "half.pth").write_bytes((tmp_path / "list.pth").read_bytes()[:600])
+        for name, message in (
+            ("short.safetensors", "broken"),
+            ("empty.pth", "broken"),
+            ("text.pth", "broken"),
+            ("half.pth", "broken"),
+            ("list.pth", "got a list"),
+            ("numbers.pth", "tensors by name, got a dict"),
+        ):
             with pytest.raises(ValueError, match=message):
                 mb.deeplabv3plus("test_resnet", 5, pretrained=tmp_path / name)
 

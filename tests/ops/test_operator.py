@@ -112,3 +112,20 @@ def test_wrong_calls_are_refused(change: dict[str, Any], error: type[Exception],
     call: dict[str, Any] = {"x": x, "weight": weight, "assign": assign, "bias": bias, "padding": 1, **change}
     with pytest.raises(error, match=message):
         depth_conv2d(**call)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.ones(3, 4, 6, 7)}, r"assign must have shape .* = \(3, 3, 9, 6, 7\)"),
+        ({"x": torch.ones(2, 5, 6, 7)}, "x must have 4 channels, got 5"),
+        ({"bias": torch.ones(18)}, r"bias must have shape \(6,\)"),
+    ],
+)
+def test_compilers_that_skip_the_checks_meet_them_in_the_operator(change: dict[str, Any], message: str) -> None:
+    x, weight, assign, bias = problem(dtype=torch.float32)
+    call: dict[str, Any] = {"x": x, "weight": weight, "assign": assign, "bias": bias, **change}
+    with pytest.raises(ValueError, match=message):
+        torch.ops.malleable.depth_conv2d(
+            **call, stride=[1, 1], padding=[1, 1, 1, 1], dilation=[1, 1], groups=1, engine="auto"
+        )

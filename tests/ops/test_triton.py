@@ -139,7 +139,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @needs_triton
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=cases())
 def test_any_geometry(interpreter: Run, case: Case) -> None:
     check(interpreter(triton_worker.errors, case))

@@ -5,11 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -113,15 +111,15 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, UnpicklingError, EOFError) as error:
+    except Exception as error:  # of a foreign file the unpickler makes errors of any kind
         raise ValueError(
             f"pretrained: {path} is broken, or holds more than tensors, which could run code; save a state_dict() alone"
         ) from error
     for key in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
-    if not isinstance(content, dict):
-        raise ValueError(f"pretrained: {path} must hold a state dict, got a {type(content).__name__}")
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ValueError(f"pretrained: {path} must hold a state dict, tensors by name, got a {type(content).__name__}")
     return {key.removeprefix("module."): value for key, value in content.items() if isinstance(value, Tensor)}
 
 

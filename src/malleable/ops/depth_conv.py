@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from malleable.ops import plain
+from malleable.ops.checks import check_assign, check_features
 from malleable.ops.engines import check_engine
 from malleable.ops.operator import operator
 from malleable.window import Pair, Window
@@ -45,9 +46,9 @@ def depth_conv2d(
             f"got {tuple(x.shape)}, {tuple(weight.shape)} and {tuple(assign.shape)}"
         )
     window = Window.of(tuple(weight.shape[-2:]), stride, padding, dilation)
-    if not torch.compiler.is_compiling():  # symbolic sizes make a compiler prove each of these
+    if not torch.compiler.is_compiling():  # symbolic sizes make a compiler prove each of these; the operator checks too
         check_features(x, weight, window, groups)
-        _check_assign(x, weight, assign, bias, window, groups)
+        check_assign(x, weight, assign, bias, window, groups)
     check_engine(engine)
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
@@ -61,37 +62,3 @@ def depth_conv2d(
         return cast(Tensor, operator(x, weight, assign, bias, *settings))
     y = plain.forward(x, weight, assign, window, groups)
     return y if bias is None else y + bias.view(-1, 1, 1)
-
-
-def check_features(x: Tensor, weight: Tensor, window: Window, groups: int) -> None:
-    """Refuse features that ``weight`` cannot be applied to."""
-    if x.ndim != 4:
-        raise ValueError(f"x must have shape (N, C, H, W), got {tuple(x.shape)}")
-    if not x.is_floating_point():
-        raise TypeError(f"x must be floating point, got {x.dtype}; convert integer images first, for example x.float()")
-    if x.device != weight.device:
-        raise ValueError(f"x is on {x.device} but weight on {weight.device}; move both to one device")
-    if x.shape[1] != weight.shape[1] * groups:
-        raise ValueError(f"x must have {weight.shape[1] * groups} channels, got {x.shape[1]} in {tuple(x.shape)}")
-    if min(window.output_size(x.shape[-2:])) < 1:
-        raise ValueError(
-            f"x of {x.shape[2]}×{x.shape[3]} is smaller than kernel_size {window.kernel_size} with dilation "
-            f"{window.dilation}: add padding"
-        )
-
-
-def _check_assign(x: Tensor, weight: Tensor, assign: Tensor, bias: Tensor | None, window: Window, groups: int) -> None:
-    kernels = assign.shape[1]
-    if kernels < 1 or weight.shape[0] % (kernels * groups):
-        raise ValueError(
-            f"weight has {weight.shape[0]} rows, which {kernels} kernels (dimension 1 of assign) of {groups} groups "
-            "cannot share"
-        )
-    if bias is not None and bias.shape != (weight.shape[0] // kernels,):
-        raise ValueError(f"bias must have shape ({weight.shape[0] // kernels},), got {tuple(bias.shape)}")
-    for name, tensor in (("assign", assign), ("bias", bias)):
-        if tensor is not None and tensor.device != x.device:
-            raise ValueError(f"{name} is on {tensor.device} but x on {x.device}; move both to one device")
-    expected = (x.shape[0], kernels, window.taps, *window.output_size(x.shape[-2:]))
-    if tuple(assign.shape) != expected:
-        raise ValueError(f"assign must have shape (N, K, taps, Hout, Wout) = {expected}, got {tuple(assign.shape)}")

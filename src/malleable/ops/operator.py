@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from malleable.ops.checks import check_assign, check_features
 from malleable.ops.engines import choose
 from malleable.ops.layout import output_format
 from malleable.window import Window
@@ -41,6 +42,8 @@ def operator(
     engine: str,
 ) -> Tensor:
     window = _window(weight, stride, padding, dilation)
+    check_features(x, weight, window, groups)
+    check_assign(x, weight, assign, bias, window, groups)
     with torch.autocast(x.device.type, enabled=False):
         y = choose(engine, x, weight, assign, window, groups).forward(x, weight, assign, window, groups)
     if bias is not None:
