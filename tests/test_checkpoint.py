@@ -67,9 +67,16 @@ def test_a_half_written_file_is_not_a_checkpoint(folder: Path) -> None:
 
 def test_the_best_stays_when_its_step_is_pruned(folder: Path) -> None:
     mark_best(folder / "step-00000001.pt")
-    prune(folder, 1)
+    prune(folder, 1, step=2)
     assert [path.name for path in numbered(folder)] == ["step-00000002.pt"]
     assert read_checkpoint(folder / "best.pt").step == 1
+
+
+def test_checkpoints_of_later_steps_do_not_count(folder: Path) -> None:
+    write_checkpoint(folder, checkpoint(9))
+    prune(folder, 1, step=2)
+    assert [path.name for path in numbered(folder)] == ["step-00000009.pt", "step-00000002.pt"]
+    assert [path.name for path in numbered(folder, 2)] == ["step-00000002.pt"]
 
 
 def test_without_links_the_best_is_a_copy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,16 @@ def test_inside_the_layout_s_folder_depth_and_camera_are_found(folder: Path, mon
         assert (find_items([name], None, Flags())[0].load().depth > 0).any()
 
 
+def test_pairs_may_lie_in_a_folder_called_images(folder: Path, tmp_path: Path) -> None:
+    pairs = tmp_path / "images"
+    pairs.mkdir()
+    (pairs / "x.png").write_bytes((folder / "images" / f"{DATA.ids[0]}.png").read_bytes())
+    (pairs / "x_depth.png").write_bytes((folder / "depth" / f"{DATA.ids[0]}.png").read_bytes())
+    for name in (pairs, pairs / "x.png"):
+        (item,) = find_items([str(name)], None, Flags(unit="1/5000m", focal=40.0))
+        assert (item.load().depth > 0).any()
+
+
 def test_any_name_is_an_image_inside_of_the_layout_s_folder(folder: Path) -> None:
     (folder / "images/x_depth.png").write_bytes((folder / "images" / f"{DATA.ids[0]}.png").read_bytes())
     assert "x_depth" in [item.id for item in find_items([str(folder)], None, Flags())]

@@ -129,19 +129,17 @@ def test_killed_while_writing_it_goes_on_from_the_checkpoint_before(data: Path, 
     assert same(weights(out), weights(whole))
 
 
-def test_a_damaged_checkpoint_is_set_aside_and_does_not_count_as_the_newest(
-    data: Path, whole: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_does_not_count_as_the_newest(data: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(whole, out)
     (out / "checkpoints/step-00000006.pt").write_bytes(b"damaged")
     again = arguments(data, out, train__ema=0.9, train__validate_every=4, train__checkpoint_every=1, train__keep=1)
     code, output = run([str(TESTS / "dying_run.py"), "write", "6", *again, "--resume", "auto"])
     assert code == -signal.SIGKILL, output
-    assert "step-00000006.pt: renamed to end in .damaged" in output
-    assert (out / "checkpoints/step-00000006.pt.damaged").read_bytes() == b"damaged"
-    assert read_checkpoint(out).step == 5
-    with pytest.warns(UserWarning, match="stopped while writing"):
+    assert "step-00000006.pt is damaged" in output
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert read_checkpoint(out).step == 5
+    with pytest.warns(UserWarning, match="stopped while writing|is damaged"):
         assert cli.main([*again, "--resume", "auto"]) == 0
     assert same(weights(out), weights(whole))
 

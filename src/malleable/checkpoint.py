@@ -93,16 +93,19 @@ def mark_best(path: Path) -> None:
             shutil.copyfile(path, part)
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Delete all numbered checkpoints but the ``keep`` newest."""
-    for path in numbered(folder)[keep:]:
+def prune(folder: Path, keep: int, step: int) -> None:
+    """Delete all numbered checkpoints up to ``step`` but the ``keep`` newest of them."""
+    for path in numbered(folder, step)[keep:]:
         path.unlink()
 
 
-def numbered(folder: Path) -> list[Path]:
-    """The finished checkpoints of ``folder`` but the best, newest first."""
+def numbered(folder: Path, step: int | None = None) -> list[Path]:
+    """The finished checkpoints of ``folder`` but the best, newest first.
+
+    ``step``: leave out later ones. A run that goes on from it could not read them.
+    """
     found = [(int(match[1]), path) for path in folder.glob("step-*.pt") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found, reverse=True)]
+    return [path for number, path in sorted(found, reverse=True) if step is None or number <= step]
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:

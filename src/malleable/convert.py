@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
@@ -237,10 +237,10 @@ def _select(model: nn.Module, where: Where, seen: Watched | None, failure: Excep
         names = list(candidates)
     elif callable(where):
         names = [name for name, module in candidates.items() if where(name, module)]
-    elif not isinstance(where, Sequence) or not all(isinstance(pattern, str) for pattern in where):
-        raise TypeError(f"where must be 'first-of-stage', 'all', names, globs or a function, got {where!r}")
     else:
-        patterns = [where] if isinstance(where, str) else list(where)
+        patterns = [where] if isinstance(where, str) else list(where) if isinstance(where, Iterable) else [where]
+        if not all(isinstance(pattern, str) for pattern in patterns):
+            raise TypeError(f"where must be 'first-of-stage', 'all', names, globs or a function, got {where!r}")
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in candidates):
                 raise ValueError(f"where: {pattern!r} matches no k × k convolution, k > 1, of {_kind(model)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import IO
 from uuid import uuid4
 
 LOCK = ".lock"
-_PARTIAL = ".part"
+_PARTIAL = re.compile(r".+\.[0-9a-f]{32}\.part(\.[^.]+)?")
 
 
 def check_free(path: Path, overwrite: bool) -> None:
@@ -24,16 +25,21 @@ def check_free(path: Path, overwrite: bool) -> None:
 
 
 @contextmanager
-def whole_path(path: Path) -> Iterator[Path]:
-    """A name beside ``path`` to write to, which becomes ``path`` once all its bytes are on the disk, or vanishes."""
-    own = uuid4().hex[:8]  # another process may be writing the same file
-    part = path.with_name(f"{path.stem}.{own}{_PARTIAL}{path.suffix}")  # some libraries go by the suffix
+def whole_path(path: Path, sync: bool = True) -> Iterator[Path]:
+    """A name beside ``path`` to write to, which becomes ``path`` once all its bytes are on the disk, or vanishes.
+
+    Without ``sync`` the disk is not waited for: faster for many files, which a power cut may then leave empty.
+    """
+    own = uuid4().hex  # another process may be writing the same file
+    part = path.with_name(f"{path.stem}.{own}.part{path.suffix}")  # some libraries go by the suffix
     try:
         yield part
-        with open(part, "rb+") as file:
-            os.fsync(file.fileno())
+        if sync:
+            with open(part, "rb+") as file:
+                os.fsync(file.fileno())
         os.replace(part, path)
-        sync_folder(path.parent)
+        if sync:
+            sync_folder(path.parent)
     finally:
         part.unlink(missing_ok=True)
 
@@ -53,7 +59,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def remove_partial(folder: Path) -> list[Path]:
     """Delete what killed processes left half-written in ``folder`` and below, and say which files those were."""
-    parts = sorted(folder.rglob(f"*.{'[0-9a-f]' * 8}{_PARTIAL}*"))
+    parts = sorted(path for path in folder.rglob("*.part*") if _PARTIAL.fullmatch(path.name) and path.is_file())
     for part in parts:
         part.unlink()
     return parts

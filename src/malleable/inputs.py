@@ -106,7 +106,7 @@ def _items(path: Path, flags: Flags) -> Iterator[Item]:
     if path.is_dir():
         folder = path / "images" if (path / "images").is_dir() else path
         found = folder.rglob("*") if folder is not path else folder.iterdir()
-        files = sorted(file for file in found if _is_image(file, paired=folder.name != "images"))
+        files = sorted(file for file in found if _is_image(file, paired=not _is_layout(folder)))
         if not files:
             raise FileNotFoundError(f"{folder} holds no images ({', '.join(IMAGE_SUFFIXES)}); a data set needs --split")
     else:
@@ -118,10 +118,15 @@ def _items(path: Path, flags: Flags) -> Iterator[Item]:
     description = Description.read(described) if described.exists() else None
     for file in files:
         id = str(file.relative_to(folder).with_suffix(""))
-        beside = root / "depth" / f"{id}.png" if folder.name == "images" else file.with_name(file.stem + _BESIDE)
+        beside = root / "depth" / f"{id}.png" if _is_layout(folder) else file.with_name(file.stem + _BESIDE)
         if flags.depth is not None:
             beside = flags.depth / f"{id}.png" if flags.depth.is_dir() else flags.depth
         yield Item(id, partial(_read, file, beside, root / "cameras" / f"{id}.json", id, flags, description))
+
+
+def _is_layout(folder: Path) -> bool:
+    """Whether ``folder`` holds the images of a data set, whose depth lies in another folder."""
+    return folder.name == "images" and (folder.parent / "depth").is_dir()
 
 
 def _is_image(path: Path, paired: bool) -> bool:

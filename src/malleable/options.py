@@ -100,7 +100,7 @@ def _require_once(text: str, path: Path) -> None:
         elif isinstance(node, yaml.MappingNode):
             nodes += [value for _, value in node.value]
             names = [key.value for key, _ in node.value]
-            twice = [name for name in names if names.count(name) > 1]
+            twice = [name for name in names if names.count(name) > 1 and name != "<<"]
             if twice:
                 raise UsageError(f"--config: {path} has {twice[0]!r} more than once in a section; leave only one")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from itertools import takewhile
 from pathlib import Path
 
 from malleable.checkpoint import FOLDER, newest_good, numbered
@@ -38,20 +37,11 @@ def find_start(folder: Path, config: Config, resume: bool) -> Path | None:
     found = newest_good(folder / FOLDER)
     if found is not None:
         compare(found[1].config, config, folder)
-        _set_aside(list(takewhile(lambda path: path != found[0], numbered(folder / FOLDER))))
     elif numbered(folder / FOLDER):
         raise ValueError(f"none of the checkpoints in {folder / FOLDER} can be read; use another out")
     elif resume:
         print(f"{folder} holds no checkpoint yet; starting at step 0", file=sys.stderr)
     return None if found is None else found[0]
-
-
-def _set_aside(unreadable: list[Path]) -> None:
-    """Rename checkpoints, so that they do not count as the newest ones."""
-    for path in unreadable:
-        path.replace(path.with_name(f"{path.name}.damaged"))
-    if unreadable:
-        warnings.warn(f"{', '.join(path.name for path in unreadable)}: renamed to end in .damaged", stacklevel=3)
 
 
 def compare(before: Config, now: Config, folder: Path) -> None:

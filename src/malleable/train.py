@@ -159,7 +159,7 @@ def not_finite(state: State, value: float, per_image: Tensor, ids: list[str], fo
     bad = gathered(state.fabric, bad)
     what = f"the loss is {value}" if bad else "the gradient is not finite"
     samples = bad or gathered(state.fabric, ids)
-    kept = numbered(folder / FOLDER)
+    kept = numbered(folder / FOLDER, state.step)
     return RuntimeError(
         f"step {state.step}: {what}; samples {', '.join(samples)}. The weights were not changed by this step; the last "
         f"good checkpoint is {kept[0] if kept else 'none yet'}. Look at these samples, lower train.lr or set train.clip"
@@ -169,7 +169,7 @@ def not_finite(state: State, value: float, per_image: Tensor, ids: list[str], fo
 def save(state: State, folder: Path) -> None:
     def write() -> None:
         write_checkpoint(folder / FOLDER, state.checkpoint())
-        prune(folder / FOLDER, state.config.train.keep)
+        prune(folder / FOLDER, state.config.train.keep, state.step)
 
     on_first(state.fabric, write)
 
@@ -199,7 +199,7 @@ def validate(state: State, dataset: SampleDataset, folder: Path, journal: Journa
     def note() -> None:
         as_first(journal).scalars(step, figures)
         if as_first(journal).is_best(step):
-            mark_best(numbered(folder / FOLDER)[0])
+            mark_best(numbered(folder / FOLDER, step)[0])
 
     on_first(state.fabric, note)
 

@@ -55,7 +55,7 @@ def choose_device(device: str) -> torch.device:
     try:
         chosen = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
         torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ImportError) as error:
         raise ValueError(f"device must be auto, cpu, cuda or cuda:N, and torch must find it, got {device!r}") from error
     return chosen
 
@@ -79,8 +79,10 @@ def _from_checkpoint(path: Path) -> Trained:
     checkpoint = read_checkpoint(path)
     net = build_network(checkpoint.config.model, len(checkpoint.classes), pretrained=False)
     net.load_state_dict(checkpoint.ema if checkpoint.ema is not None else checkpoint.model)
-    folder = path.parent if path.is_file() else path
-    run = folder.resolve().parent if folder.resolve().name == FOLDER else folder if (folder / FOLDER).is_dir() else None
+    folder = (path.parent if path.is_file() else path).absolute()
+    run = (
+        folder.absolute().parent if folder.resolve().name == FOLDER else folder if (folder / FOLDER).is_dir() else None
+    )
     return Trained(
         net, checkpoint.classes, checkpoint.palette, checkpoint.dataset, checkpoint.step, checkpoint.config, run
     )

@@ -13,6 +13,7 @@ from PIL import Image
 from data.files import CAMERA, SIZE, save
 from malleable import Camera
 from malleable.data import FolderDataset
+from malleable.data.images import read_rgb
 
 
 def test_a_sample_is_what_the_files_say(folder):
@@ -190,6 +191,7 @@ def test_grey_labels_of_four_bits_are_refused(folder):
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
     png = b"".join(struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in chunks)
     (root / "labels/a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + png)
+    assert (read_rgb(root / "labels/a.png") == 17).all()  # right for a picture
     breaks(root, r"labels/a\.png is a L;4 image; labels must be 8-bit grey")
 
 

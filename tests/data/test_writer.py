@@ -85,8 +85,15 @@ def test_folders_of_others_are_left_alone(tmp_path):
 
 
 def test_half_files_of_a_killed_process_do_not_stay(tmp_path):
+    partial, ids = tmp_path / "out.partial", ["a.20240101.part", "b.20240101.part2"]
+    begin(tmp_path / "out")
+    (partial / f"dataset.{'0123abcd' * 4}.part.json").write_bytes(b"half")
     scene, writer = begin(tmp_path / "out")
-    writer.write(replace(scene, id="a.part.1"))
-    (writer.partial / "images/b.0123abcd.part.png").write_bytes(b"half")
-    writer.finish({"train": ["a.part.1"]})
-    assert [path.name for path in (tmp_path / "out/images").iterdir()] == ["a.part.1.png"]
+    for id in ids:
+        writer.write(replace(scene, id=id))
+    (partial / f"images/c.{'0123abcd' * 4}.part.png").write_bytes(b"half")
+    _, writer = begin(tmp_path / "out")
+    writer.finish({"train": ids})
+    for kind in ("images", "depth", "labels"):
+        assert sorted(path.stem for path in (tmp_path / "out" / kind).iterdir()) == ids
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.json")) == ["dataset.json"]

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from malleable.files import whole_file, write_whole
+from malleable.files import whole_path, write_whole
 
 Array = npt.NDArray[Any]
 
@@ -26,7 +26,7 @@ def read_pixels(path: Path, colour: bool = False) -> tuple[Array, str]:
                 raise Image.DecompressionBombError(f"{image.width}×{image.height} pixels, more than {limit}")
             deep = image.mode in ("I", "F") or image.mode.startswith("I;")
             packed = image.tile[0][3] if image.tile else image.mode
-            if packed in ("L;2", "L;4"):  # Pillow makes 17 or 85 of a 1
+            if not colour and packed in ("L;2", "L;4"):  # Pillow makes 17 or 85 of a 1
                 return np.array(image), packed
             convert = colour and image.mode != "RGB" and not deep
             return np.array(image.convert("RGB") if convert else image), image.mode
@@ -83,8 +83,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_png(pixels: Array, path: Path) -> None:
     """An (H, W) uint8 or uint16 or (H, W, 3) uint8 array as PNG, complete or not there at all."""
-    with whole_file(path) as file:
-        Image.fromarray(pixels).save(file, format="PNG")
+    with whole_path(path, sync=False) as part:
+        Image.fromarray(pixels).save(part, format="PNG")
 
 
 def write_text(text: str, path: Path) -> None:

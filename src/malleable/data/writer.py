@@ -59,6 +59,7 @@ class FolderWriter:
             "palette": [list(colour) for colour in palette],
         }
         self.classes = Description.of(description, name).classes
+        remove_partial(self.partial)
         if self.partial.exists() and any(self.partial.iterdir()):
             if not (self.partial / "dataset.json").exists():
                 raise ValueError(f"{self.partial} holds other files and is left as it is; move it away")
@@ -96,7 +97,6 @@ class FolderWriter:
             raise ValueError(f"splits name {len(missing)} samples that were not written, for example {missing[0]!r}")
         for split, ids in splits.items():
             write_text("".join(f"{id}\n" for id in ids), self.partial / "splits" / f"{split}.txt")
-        remove_partial(self.partial)
         os.replace(self.partial, self.out)
 
     def _path(self, kind: str, id: str, suffix: str = ".png") -> Path:

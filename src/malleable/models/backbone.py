@@ -111,6 +111,8 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
+    except PermissionError:
+        raise
     except Exception as error:  # of a foreign file the unpickler makes errors of any kind
         raise ValueError(
             f"pretrained: {path} is broken, or holds more than tensors, which could run code; save a state_dict() alone"
