@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from malleable.data.images import write_text
 from malleable.data.opening import open_dataset
 from malleable.data.parallel import parallel_map, with_progress
 from malleable.data.sample import Sample, SampleDataset
-from malleable.files import check_free
+from malleable.files import check_free, write_whole
 from malleable.inference import Protocol, probabilities
 from malleable.metrics import Confusion
 from malleable.trained import load_trained
@@ -252,11 +251,11 @@ def evaluate(
         progress=True,
     )
     if results_path is not None:
-        write_text(json_format.dumps(results.to_dict(), indent=1) + "\n", results_path)
+        write_whole(results_path, (json_format.dumps(results.to_dict(), indent=1) + "\n").encode())
     if csv is not None:
-        write_text(results.to_csv(), Path(csv))
+        write_whole(Path(csv), results.to_csv().encode())
     if confusion is not None:
-        write_text(results.confusion_csv(), Path(confusion))
+        write_whole(Path(confusion), results.confusion_csv().encode())
     if json:
         print(json_format.dumps(results.to_dict(), indent=1))
     else:

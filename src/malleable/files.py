@@ -45,15 +45,15 @@ def whole_path(path: Path, sync: bool = True) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
+def whole_file(path: Path, sync: bool = True) -> Iterator[IO[bytes]]:
     """As :func:`whole_path`, but the file itself, open for writing."""
-    with whole_path(path) as part, open(part, "wb") as file:
+    with whole_path(path, sync) as part, open(part, "wb") as file:
         yield file
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """``content`` as the file ``path``."""
-    with whole_file(path) as file:
+def write_whole(path: Path, content: bytes, sync: bool = True) -> None:
+    """``content`` as the file ``path``; ``sync`` as for :func:`whole_path`."""
+    with whole_file(path, sync) as file:
         file.write(content)
 
 

@@ -102,36 +102,30 @@ def _split_items(source: str, split: str) -> list[Item]:
 
 
 def _items(path: Path, flags: Flags) -> Iterator[Item]:
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is neither a file nor a folder; a data set needs --split")
     path = path.absolute()  # the name of its folder matters
+    folder = path.parent if not path.is_dir() else path / "images" if (path / "images").is_dir() else path
+    layout = folder.name == "images" and (folder.parent / "depth").is_dir()  # else depth lies beside the images
+    files = [path]
     if path.is_dir():
-        folder = path / "images" if (path / "images").is_dir() else path
         found = folder.rglob("*") if folder is not path else folder.iterdir()
-        files = sorted(file for file in found if _is_image(file, paired=not _is_layout(folder)))
+        files = sorted(file for file in found if _is_image(file) and (layout or not file.name.endswith(_BESIDE)))
         if not files:
             raise FileNotFoundError(f"{folder} holds no images ({', '.join(IMAGE_SUFFIXES)}); a data set needs --split")
-    else:
-        if not path.exists():
-            raise FileNotFoundError(f"{path} is neither a file nor a folder; a data set needs --split")
-        folder, files = path.parent, [path]
     root = folder.parent if folder.name == "images" else folder
     described = root / "dataset.json"
     description = Description.read(described) if described.exists() else None
     for file in files:
         id = str(file.relative_to(folder).with_suffix(""))
-        beside = root / "depth" / f"{id}.png" if _is_layout(folder) else file.with_name(file.stem + _BESIDE)
+        beside = root / "depth" / f"{id}.png" if layout else file.with_name(file.stem + _BESIDE)
         if flags.depth is not None:
             beside = flags.depth / f"{id}.png" if flags.depth.is_dir() else flags.depth
         yield Item(id, partial(_read, file, beside, root / "cameras" / f"{id}.json", id, flags, description))
 
 
-def _is_layout(folder: Path) -> bool:
-    """Whether ``folder`` holds the images of a data set, whose depth lies in another folder."""
-    return folder.name == "images" and (folder.parent / "depth").is_dir()
-
-
-def _is_image(path: Path, paired: bool) -> bool:
-    """``paired``: depth lies beside the images, and is none of them."""
-    return path.suffix.lower() in IMAGE_SUFFIXES and not (paired and path.name.endswith(_BESIDE))
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMAGE_SUFFIXES
 
 
 def _read(image: Path, depth: Path, camera: Path, id: str, flags: Flags, description: Description | None) -> Sample:

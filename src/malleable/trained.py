@@ -80,9 +80,7 @@ def _from_checkpoint(path: Path) -> Trained:
     net = build_network(checkpoint.config.model, len(checkpoint.classes), pretrained=False)
     net.load_state_dict(checkpoint.ema if checkpoint.ema is not None else checkpoint.model)
     folder = (path.parent if path.is_file() else path).absolute()
-    run = (
-        folder.absolute().parent if folder.resolve().name == FOLDER else folder if (folder / FOLDER).is_dir() else None
-    )
+    run = folder.parent if folder.resolve().name == FOLDER else folder if (folder / FOLDER).is_dir() else None
     return Trained(
         net, checkpoint.classes, checkpoint.palette, checkpoint.dataset, checkpoint.step, checkpoint.config, run
     )

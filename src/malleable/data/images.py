@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from malleable.files import whole_path, write_whole
+from malleable.files import whole_file
 
 Array = npt.NDArray[Any]
 
@@ -26,10 +26,9 @@ def read_pixels(path: Path, colour: bool = False) -> tuple[Array, str]:
                 raise Image.DecompressionBombError(f"{image.width}×{image.height} pixels, more than {limit}")
             deep = image.mode in ("I", "F") or image.mode.startswith("I;")
             packed = image.tile[0][3] if image.tile else image.mode
-            if not colour and packed in ("L;2", "L;4"):  # Pillow makes 17 or 85 of a 1
-                return np.array(image), packed
+            mode = packed if packed in ("L;2", "L;4") else image.mode  # Pillow made 85 or 17 of 1
             convert = colour and image.mode != "RGB" and not deep
-            return np.array(image.convert("RGB") if convert else image), image.mode
+            return np.array(image.convert("RGB") if convert else image), mode
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing") from None
     except Image.DecompressionBombError as error:
@@ -83,10 +82,5 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_png(pixels: Array, path: Path) -> None:
     """An (H, W) uint8 or uint16 or (H, W, 3) uint8 array as PNG, complete or not there at all."""
-    with whole_path(path, sync=False) as part:
-        Image.fromarray(pixels).save(part, format="PNG")
-
-
-def write_text(text: str, path: Path) -> None:
-    """A text file, complete or not there at all."""
-    write_whole(path, text.encode())
+    with whole_file(path, sync=False) as file:
+        Image.fromarray(pixels).save(file, format="PNG")

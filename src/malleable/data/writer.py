@@ -13,11 +13,11 @@ from torch import Tensor
 
 from malleable.camera import Camera
 from malleable.data.folder import Description
-from malleable.data.images import read_json, write_png, write_text
+from malleable.data.images import read_json, write_png
 from malleable.data.palette import Colour
 from malleable.data.sample import Sample
 from malleable.data.tensors import IGNORE
-from malleable.files import remove_partial
+from malleable.files import remove_partial, write_whole
 
 METRES_PER_COUNT = 1 / 5000
 """Reaches 13.1 m, past every indoor sensor, with steps of 0.2 mm: a tenth of a grid cell at 1 m and f = 519."""
@@ -70,7 +70,7 @@ class FolderWriter:
                     f"{description['settings']}; repeat the first command to continue it, or remove it"
                 )
         self.partial.mkdir(parents=True, exist_ok=True)
-        write_text(json.dumps(description, indent=1) + "\n", self.partial / "dataset.json")
+        write_whole(self.partial / "dataset.json", (json.dumps(description, indent=1) + "\n").encode())
         for kind in ("splits", "depth", "labels", "images"):
             (self.partial / kind).mkdir(exist_ok=True)
 
@@ -85,7 +85,8 @@ class FolderWriter:
             number = int(sample.label[wrong][0])
             raise ValueError(f"{sample.id}: labels must be 0 to {len(self.classes) - 1} or {IGNORE}, got {number}")
         if sample.camera != self.camera:
-            write_text(json.dumps(sample.camera.to_dict()), self._path("cameras", sample.id, ".json"))
+            camera = json.dumps(sample.camera.to_dict()).encode()
+            write_whole(self._path("cameras", sample.id, ".json"), camera, sync=False)
         write_png(sample.image.permute(1, 2, 0).contiguous().numpy(), self._path("images", sample.id))
         write_png(self._counts(sample.depth[0]), self._path("depth", sample.id))
         write_png(sample.label.numpy().astype(np.uint8), self._path("labels", sample.id))
@@ -96,7 +97,7 @@ class FolderWriter:
         if missing:
             raise ValueError(f"splits name {len(missing)} samples that were not written, for example {missing[0]!r}")
         for split, ids in splits.items():
-            write_text("".join(f"{id}\n" for id in ids), self.partial / "splits" / f"{split}.txt")
+            write_whole(self.partial / "splits" / f"{split}.txt", "".join(f"{id}\n" for id in ids).encode())
         os.replace(self.partial, self.out)
 
     def _path(self, kind: str, id: str, suffix: str = ".png") -> Path:
