@@ -17,6 +17,7 @@ _SUFFIX = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: 
 _PANEL = 64  # channels are packed in panels of at most this many
 _CHANNELS_PER_THREAD = 12  # fewer are not worth a thread of their own
 _WORKSPACE = 32 * 2**20  # bytes a thread may use
+_LARGEST = 2**30  # sums of two of these still fit the C++ integers
 _GROUP = 32  # channels; narrower groups are run several at a time, zeros between them
 
 
@@ -36,6 +37,10 @@ def can_run(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: i
         return f"it runs on the CPU, x is on {x.device}"
     if x.dtype not in _SUFFIX:
         return f"it takes float32, bfloat16 and float16, x is {x.dtype}"
+    left, right, top, bottom = window.padding
+    padded = (x.shape[2] + top + bottom, x.shape[3] + left + right)
+    if max(*x.shape, *padded, *weight.shape, *window.stride, *window.dilation) >= _LARGEST:
+        return f"it cannot count beyond {_LARGEST} in sizes, stride, padding or dilation"
     reach = [d * (k - 1) for d, k in zip(window.dilation, window.kernel_size, strict=True)]
     if groups == x.shape[1] and 4 * _PANEL * (reach[0] + 64) * (reach[1] + 64) > _WORKSPACE:
         return f"a depthwise kernel that reaches over {reach[0]}×{reach[1]} pixels would not fit its workspace"
