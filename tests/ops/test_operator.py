@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -102,7 +104,7 @@ def test_the_output_is_channels_last_when_a_convolutions_would_be() -> None:
         ({"assign": torch.ones(2, 3, 9, 5, 7)}, ValueError, "assign must have shape"),
         ({"assign": torch.ones(2, 4, 9, 6, 7)}, ValueError, "18 rows"),
         ({"assign": torch.ones(2, 9, 6, 7)}, ValueError, "assign"),
-        ({"bias": torch.ones(18)}, ValueError, "bias must have shape \\(6,\\)"),
+        ({"bias": torch.ones(18)}, ValueError, r"bias must have shape \(O,\) = \(6,\)"),
         ({"weight": torch.ones(18, 4, 3, 3, dtype=torch.float64)}, TypeError, "weight is torch.float64"),
         ({"engine": "fastest"}, ValueError, "engine must be 'auto' or one of"),
     ],
@@ -114,18 +116,97 @@ def test_wrong_calls_are_refused(change: dict[str, Any], error: type[Exception],
         depth_conv2d(**call)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"x": torch.ones(3, 4, 6, 7)}, r"assign must have shape .* = \(3, 3, 9, 6, 7\)"),
-        ({"x": torch.ones(2, 5, 6, 7)}, "x must have 4 channels, got 5"),
-        ({"bias": torch.ones(18)}, r"bias must have shape \(6,\)"),
-    ],
-)
-def test_compilers_that_skip_the_checks_meet_them_in_the_operator(change: dict[str, Any], message: str) -> None:
-    x, weight, assign, bias = problem(dtype=torch.float32)
-    call: dict[str, Any] = {"x": x, "weight": weight, "assign": assign, "bias": bias, **change}
-    with pytest.raises(ValueError, match=message):
-        torch.ops.malleable.depth_conv2d(
-            **call, stride=[1, 1], padding=[1, 1, 1, 1], dilation=[1, 1], groups=1, engine="auto"
-        )
+def raw_call(backward: bool = False) -> dict[str, Any]:
+    """Valid arguments of the raw operator: the same layer in float32."""
+    x, weight, assign, bias = (t.detach() for t in problem(dtype=torch.float32))
+    call: dict[str, Any] = {"x": x, "weight": weight, "assign": assign}
+    call |= {"grad": torch.ones(2, 6, 6, 7), "needs": [True] * 3} if backward else {"bias": bias}
+    return call | {"stride": [1, 1], "padding": [1, 1, 1, 1], "dilation": [1, 1], "groups": 1, "engine": "auto"}
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"x": torch.ones(3, 4, 6, 7)}, ValueError, r"assign must have shape .* = \(3, 3, 9, 6, 7\)"),
+    ({"x": torch.ones(2, 5, 6, 7)}, ValueError, "x must have 4 channels, got 5"),
+    ({"x": torch.ones(4, 6, 7)}, ValueError, r"x must have shape \(N, C, H, W\), got \(4, 6, 7\)"),
+    ({"x": torch.ones(2, 0, 6, 7), "weight": torch.ones(18, 0, 3, 3)}, ValueError, "channels of x must be at least 1"),
+    ({"x": torch.ones(2, 4, 6, 7).double()}, TypeError, "x is torch.float64 but weight is torch.float32"),
+    ({"x": torch.ones(2, 4, 6, 7).long()}, TypeError, "x must be floating point, got torch.int64"),
+    ({"weight": torch.ones(18, 4, 3)}, ValueError, "weight must have shape .*, got \\(18, 4, 3\\)"),
+    ({"weight": torch.ones(18, 4, 3, 3).bfloat16()}, TypeError, "x is torch.float32 but weight is torch.bfloat16"),
+    ({"weight": torch.ones(18, 4, 0, 3)}, ValueError, "kernel_size"),
+    ({"weight": torch.ones(17, 4, 3, 3)}, ValueError, "weight has 17 rows, which 3 kernels"),
+    ({"weight": torch.ones(18, 4, 3, 3, device="meta")}, ValueError, "x is on cpu but weight on meta"),
+    ({"assign": torch.rand(2, 3, 9, 6, 7).bfloat16()}, TypeError, "x is torch.float32 but assign is torch.bfloat16"),
+    ({"assign": torch.rand(2, 3, 9, 2, 2)}, ValueError, r"assign must have shape .*, got \(2, 3, 9, 2, 2\)"),
+    ({"assign": torch.rand(2, 0, 9, 6, 7)}, ValueError, "0 kernels"),
+    ({"assign": torch.rand(3)}, ValueError, r"assign must have shape .*, got \(3,\)"),
+    ({"assign": torch.rand(2, 3, 9, 6, 7, device="meta")}, ValueError, "x is on cpu but assign on meta"),
+    ({"stride": [0, 1]}, ValueError, r"stride must be .* ≥ 1 .*, got \[0, 1\]"),
+    ({"stride": [1]}, ValueError, r"stride must be .*, got \[1\]"),
+    ({"stride": []}, ValueError, r"stride must be .*, got \[\]"),
+    ({"dilation": [1, -1]}, ValueError, r"dilation must be .*, got \[1, -1\]"),
+    ({"dilation": [1, 1, 1]}, ValueError, r"dilation must be .*, got \[1, 1, 1\]"),
+    ({"padding": [1, 1]}, ValueError, r"padding must be four integers ≥ 0 .*, got \[1, 1\]"),
+    ({"padding": [1, 1, 1, -1]}, ValueError, r"padding must be four .*, got \[1, 1, 1, -1\]"),
+    ({"padding": [0, 0, 0, 0], "dilation": [9, 9]}, ValueError, "x of 6×7 is smaller than kernel_size"),
+    ({"groups": 0}, ValueError, "groups and .* must be at least 1, got 0"),
+    ({"groups": 2}, ValueError, "x must have 8 channels, got 4"),
+    ({"engine": "fastest"}, ValueError, "engine must be 'auto' or one of .*, got 'fastest'"),
+]
+WRONG_FORWARD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"bias": torch.ones(18)}, ValueError, r"bias must have shape \(O,\) = \(6,\), got \(18,\)"),
+    ({"bias": torch.ones(6).double()}, TypeError, "x is torch.float32 but bias is torch.float64"),
+]
+WRONG_BACKWARD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"grad": torch.ones(2, 6, 2, 2)}, ValueError, r"grad must have shape .* = \(2, 6, 6, 7\), got \(2, 6, 2, 2\)"),
+    ({"grad": torch.ones(2, 6, 6, 7).double()}, TypeError, "x is torch.float32 but grad is torch.float64"),
+    ({"grad": torch.ones(2, 6, 6, 7, device="meta")}, ValueError, "x is on cpu but grad on meta"),
+    ({"needs": [True]}, ValueError, r"needs must be three booleans, .* got \[True\]"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), WRONG + WRONG_FORWARD)
+def test_the_raw_operator_checks_its_arguments(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        torch.ops.malleable.depth_conv2d(**raw_call() | change)
+
+
+@pytest.mark.parametrize(("change", "error", "message"), WRONG + WRONG_BACKWARD)
+def test_the_raw_backward_checks_its_arguments(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        torch.ops.malleable.depth_conv2d_backward(**raw_call(backward=True) | change)
+
+
+SIZES = st.integers(0, 5)
+LISTS = st.lists(st.integers(-1, 2), max_size=5)
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int64])
+
+
+@given(data=st.data(), backward=st.booleans())
+def test_any_call_is_refused_or_right(data: st.DataObject, backward: bool) -> None:
+    """One argument of a valid call becomes anything: an error of the two kinds, or what the plain engine computes."""
+    call = raw_call(backward)
+    name = data.draw(st.sampled_from(sorted(call.keys() - {"engine", "needs"})))
+    if name == "groups":
+        call[name] = data.draw(st.integers(-1, 6))
+    elif isinstance(call[name], Tensor):
+        shape = list(call[name].shape)
+        if data.draw(st.booleans()):
+            shape[data.draw(st.integers(0, len(shape) - 1))] = data.draw(SIZES)
+        else:
+            shape = data.draw(st.lists(SIZES, max_size=5))
+        call[name] = torch.ones(shape, dtype=data.draw(DTYPES))
+    else:
+        call[name] = data.draw(LISTS)
+    run = torch.ops.malleable.depth_conv2d_backward if backward else torch.ops.malleable.depth_conv2d
+    try:
+        results = run(**call)
+    except (ValueError, TypeError):
+        return
+    torch.testing.assert_close(results, run(**call | {"engine": "plain"}), rtol=1e-4, atol=1e-4)
+
+
+def test_numbers_beyond_c_integers_do_not_reach_the_native_engine() -> None:
+    x, weight, assign = torch.randn(1, 2, 4, 4), torch.randn(4, 2, 1, 1), torch.rand(1, 2, 1, 1, 1)
+    huge = depth_conv2d(x, weight, assign, stride=2**33)
+    torch.testing.assert_close(huge, depth_conv2d(x, weight, assign, stride=4))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from malleable.ops import plain
-from malleable.ops.checks import check_assign, check_features
+from malleable.ops.checks import check_assign, check_dtypes, check_features
 from malleable.ops.engines import check_engine
 from malleable.ops.operator import operator
 from malleable.window import Pair, Window
@@ -54,8 +54,7 @@ def depth_conv2d(
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    if x.dtype != weight.dtype:
-        raise TypeError(f"x is {x.dtype} but weight is {weight.dtype}; cast one, or run under torch.autocast")
+    check_dtypes(x, weight=weight, bias=bias)
     assign = assign.to(x.dtype)
     if not torch.compiler.is_exporting():
         settings = (list(window.stride), list(window.padding), list(window.dilation), groups, engine)

@@ -54,6 +54,7 @@ def choose(engine: str, x: Tensor, weight: Tensor, assign: Tensor, window: Windo
 
     An engine that was asked for and cannot run the call is an error that says why.
     """
+    check_engine(engine)
     source = f"engine={engine!r}"
     wish = os.environ.get("MALLEABLE_ENGINE") or "auto"
     if engine == "auto" and wish != "auto":

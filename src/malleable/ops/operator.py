@@ -8,20 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from malleable.ops.checks import check_assign, check_features
+from malleable.ops.checks import check_depth_conv, check_depth_conv_grad, check_devices, check_dtypes
 from malleable.ops.engines import choose
 from malleable.ops.layout import output_format
-from malleable.window import Window
-
-
-def _window(weight: Tensor, stride: list[int], padding: list[int], dilation: list[int]) -> Window:
-    left, right, top, bottom = padding
-    return Window(
-        (weight.shape[2], weight.shape[3]),
-        (stride[0], stride[1]),
-        (left, right, top, bottom),
-        (dilation[0], dilation[1]),
-    )
 
 
 def _new_output(x: Tensor, weight: Tensor, assign: Tensor) -> Tensor:
@@ -41,9 +30,7 @@ def operator(
     groups: int,
     engine: str,
 ) -> Tensor:
-    window = _window(weight, stride, padding, dilation)
-    check_features(x, weight, window, groups)
-    check_assign(x, weight, assign, bias, window, groups)
+    window = check_depth_conv(x, weight, assign, bias, stride, padding, dilation, groups)
     with torch.autocast(x.device.type, enabled=False):
         y = choose(engine, x, weight, assign, window, groups).forward(x, weight, assign, window, groups)
     if bias is not None:
@@ -63,6 +50,8 @@ def _(
     groups: int,
     engine: str,
 ) -> Tensor:
+    check_devices(x, weight=weight, assign=assign, bias=bias)
+    check_dtypes(x, weight=weight, assign=assign, bias=bias)
     return _new_output(x, weight, assign)
 
 
@@ -80,7 +69,8 @@ def operator_backward(
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and assign; an empty tensor stands for one that is not needed."""
-    window = _window(weight, stride, padding, dilation)
+    window = check_depth_conv(x, weight, assign, None, stride, padding, dilation, groups)
+    check_depth_conv_grad(grad, x, weight, assign, needs)
     run = choose(engine, x, weight, assign, window, groups)
     wanted = (needs[0], needs[1], needs[2])
     with torch.autocast(x.device.type, enabled=False):
@@ -112,6 +102,8 @@ def _(
     engine: str,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
+    check_devices(x, weight=weight, assign=assign, grad=grad)
+    check_dtypes(x, weight=weight, assign=assign, grad=grad)
     return _new_gradients(x, weight, assign, needs)
 
 
