@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from malleable.assign import malleable_assign
 from malleable.ops import build
 from malleable.ops.scaled_assign import _operator, scaled_assign
 
 
-@pytest.mark.parametrize("kernels", [1, 2, 3, 5, 30, 40])
-@pytest.mark.parametrize("temperature", [0.05, 1.0, 7.0])
-def test_against_the_equations(kernels: int, temperature: float) -> None:
+def check_against_the_equations(kernels: int, temperature: float) -> None:
     d = 3 * torch.randn(2, 9, 11, 17)
     d.view(-1)[:8] = torch.tensor([0.0, 1e3, -1e3, 1e6, -1e6, 1e20, -1e20, 0.5])
     centers = torch.linspace(-3, 3, kernels + 2) + 0.1 * torch.randn(kernels + 2)
@@ -29,6 +31,23 @@ def test_against_the_equations(kernels: int, temperature: float) -> None:
         # The temperature's gradient is a sum of both signs, of which little is left.
         tolerance = 2e-4 if name == "temperature" else 2e-5
         assert (a.double() - e).abs().max() <= tolerance * e.abs().max(), name
+
+
+@pytest.mark.parametrize("kernels", [1, 2, 3, 5, 30, 40])
+@pytest.mark.parametrize("temperature", [0.05, 1.0, 7.0])
+def test_against_the_equations(kernels: int, temperature: float) -> None:
+    check_against_the_equations(kernels, temperature)
+
+
+@pytest.mark.parametrize("engine", ["plain", "blocks"])
+def test_trains_with_another_engine(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLEABLE_ENGINE", engine)
+    check_against_the_equations(3, 1.0)
+
+
+def test_trains_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("malleable.ops.scaled_assign.library", lambda: "no C++ compiler was found")
+    check_against_the_equations(3, 1.0)
 
 
 def test_far_pixels_weigh_exactly_nothing() -> None:
@@ -59,9 +78,77 @@ def test_another_engine_means_no_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_opcheck() -> None:
+    if isinstance(build.library(), str):
+        pytest.skip(str(build.library()))
     d = torch.randn(2, 9, 5, 6, requires_grad=True)
     rest = (torch.arange(-2.0, 3.0), torch.tensor(1.0), torch.ones(3))
     torch.library.opcheck(_operator, (d, *(t.requires_grad_() for t in rest)))
+
+
+def raw_call(backward: bool = False) -> dict[str, Tensor]:
+    call = {"d": torch.randn(2, 9, 5, 6), "centers": torch.arange(-2.0, 3.0)}
+    call |= {"temperature": torch.tensor(1.0), "scale": torch.ones(3)}
+    return call | ({"grad": torch.ones(2, 3, 9, 5, 6)} if backward else {})
+
+
+WRONG: list[tuple[dict[str, Tensor], type[Exception], str]] = [
+    ({"d": torch.zeros(2, 9, 5, 6).double()}, TypeError, "d must be float32, got torch.float64"),
+    ({"d": torch.zeros(2, 9, 5, 6, device="meta")}, ValueError, "d must be on the CPU, got meta"),
+    ({"d": torch.zeros(9)}, ValueError, r"d must have shape \(N, taps, Hout, Wout\), got \(9,\)"),
+    ({"centers": torch.arange(3.0)}, ValueError, r"centers must have shape \(K \+ 2,\) = \(5,\), got \(3,\)"),
+    ({"centers": torch.arange(5)}, TypeError, "centers must be float32, got torch.int64"),
+    ({"temperature": torch.ones(2)}, ValueError, r"temperature must have shape .* = \(\), got \(2,\)"),
+    ({"temperature": torch.ones(()).half()}, TypeError, "temperature must be float32, got torch.float16"),
+    ({"scale": torch.ones(0)}, ValueError, r"scale must have shape \(K,\), K from 1 to 30, got \(0,\)"),
+    ({"scale": torch.ones(31), "centers": torch.ones(33)}, ValueError, r"K from 1 to 30, got \(31,\)"),
+    ({"scale": torch.ones(3).bfloat16()}, TypeError, "scale must be float32, got torch.bfloat16"),
+]
+WRONG_BACKWARD: list[tuple[dict[str, Tensor], type[Exception], str]] = [
+    ({"grad": torch.ones(2, 3, 9, 1, 1)}, ValueError, r"grad must have shape .* = \(2, 3, 9, 5, 6\), got"),
+    ({"grad": torch.ones(2, 3, 9, 5, 6).double()}, TypeError, "grad must be float32, got torch.float64"),
+    ({"grad": torch.ones(2, 3, 9, 5, 6, device="meta")}, ValueError, "grad must be on the CPU, got meta"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), WRONG)
+def test_the_raw_operator_checks_its_arguments(change: dict[str, Tensor], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        torch.ops.malleable.scaled_assign(**raw_call() | change)
+
+
+@pytest.mark.parametrize(("change", "error", "message"), WRONG + WRONG_BACKWARD)
+def test_the_raw_backward_checks_its_arguments(change: dict[str, Tensor], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        torch.ops.malleable.scaled_assign_backward(**raw_call(backward=True) | change)
+
+
+def test_the_raw_operator_says_that_it_needs_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("malleable.ops.scaled_assign.library", lambda: "no C++ compiler was found")
+    with pytest.raises(RuntimeError, match=r"C\+\+ only: no C\+\+ compiler was found"):
+        torch.ops.malleable.scaled_assign(**raw_call())
+
+
+def test_counting_shapes_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("malleable.ops.scaled_assign.library", lambda: pytest.fail("built for shapes alone"))
+    with FakeTensorMode():
+        fakes = {name: torch.empty(t.shape) for name, t in raw_call().items()}
+        assert scaled_assign(**fakes).shape == (2, 3, 9, 5, 6)
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_a_compiled_graph_holds_the_operator_only_if_it_can_run(usable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("malleable.ops.scaled_assign.library", lambda: None if usable else "no C++ compiler was found")
+    graphs: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, example: Any) -> Any:
+        graphs.append(str(graph.graph))
+        return lambda *args: (torch.zeros(()),)
+
+    compiled = torch.compile(scaled_assign, backend=backend, fullgraph=True, dynamic=True)
+    for size in (11, 12, 13):
+        compiled(**raw_call() | {"d": torch.randn(2, 9, size, size + 3)})
+    assert len(graphs) == 1  # no size is compiled anew
+    assert ("malleable.scaled_assign" in graphs[0]) == usable
 
 
 def test_empty_batch() -> None:

@@ -1,6 +1,7 @@
 """``malleable::scaled_assign``: s_k · g_k of the malleable layer as one operator, in one pass over d on the CPU.
 
 The equations themselves are in ``malleable/assign.py``; this is their fast twin, and keeps nothing but d for backward.
+Where there is no C++ library, autograd differentiates the equations: no graph can be recorded inside an operator.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from malleable.assign import malleable_assign
 from malleable.ops.build import library
+from malleable.ops.checks import check_scaled_assign, check_single_on_cpu
 
 _MOST_KERNELS = 30  # as in csrc/assign.cpp
 
@@ -31,28 +34,29 @@ def scaled_assign(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor
         (N, K, taps, Hout, Wout)
     """
     fast = d.device.type == "cpu" and d.dtype == torch.float32 and len(scale) <= _MOST_KERNELS
-    if fast and not torch.compiler.is_exporting():
+    counted = isinstance(d, FakeTensor)  # only shapes are asked for: no reason to build anything
+    if fast and not counted and not torch.compiler.is_exporting() and _is_usable():
         return cast(Tensor, _operator(d, centers, temperature, scale))
-    return _plain(d, centers, temperature, scale)
-
-
-def _library() -> ctypes.CDLL | None:
-    """The C++ twin, unless another engine than it was asked for or it cannot be built."""
-    if os.environ.get("MALLEABLE_ENGINE", "") not in ("", "auto", "native"):
-        return None
-    built = library()
-    return None if isinstance(built, str) else built
-
-
-def _plain(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) -> Tensor:
     return malleable_assign(d, centers, temperature) * scale.view(1, -1, *[1] * (d.ndim - 1))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_usable() -> bool:
+    """Whether there is a C++ twin, and no other engine was asked for. Compilers ask once, as they trace."""
+    return os.environ.get("MALLEABLE_ENGINE", "") in ("", "auto", "native") and not isinstance(library(), str)
+
+
+def _library() -> ctypes.CDLL:
+    built = library()
+    if isinstance(built, str):
+        raise RuntimeError(f"malleable::scaled_assign is C++ only: {built}")
+    return built
 
 
 @torch.library.custom_op("malleable::scaled_assign", mutates_args=())
 def _operator(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) -> Tensor:
+    check_scaled_assign(d, centers, temperature, scale, _MOST_KERNELS)
     built = _library()
-    if built is None:
-        return _plain(d, centers, temperature, scale)
     d, centers, scale = d.contiguous(), centers.contiguous(), scale.contiguous()
     out = _new_output(d, scale)
     built.malleable_assign(
@@ -64,6 +68,7 @@ def _operator(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) ->
 
 @_operator.register_fake
 def _(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) -> Tensor:
+    check_single_on_cpu(d=d, centers=centers, temperature=temperature, scale=scale)
     return _new_output(d, scale)
 
 
@@ -75,12 +80,8 @@ def _new_output(d: Tensor, scale: Tensor) -> Tensor:
 def _backward(
     grad: Tensor, d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    check_scaled_assign(d, centers, temperature, scale, _MOST_KERNELS, grad)
     built = _library()
-    if built is None:
-        leaves = [t.detach().requires_grad_() for t in (d, centers, temperature, scale)]
-        with torch.enable_grad():
-            y = _plain(*leaves)
-        return torch.autograd.grad(y, leaves, grad)  # type: ignore[return-value]
     grad, d, centers, scale = (t.contiguous() for t in (grad, d, centers, scale))
     kernels = len(scale)
     grad_d, sums = torch.empty_like(d), torch.empty(2 * kernels + 3, dtype=torch.float64)
@@ -96,6 +97,7 @@ def _backward(
 def _(
     grad: Tensor, d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    check_single_on_cpu(grad=grad, d=d, centers=centers, temperature=temperature, scale=scale)
     return (
         d.new_empty(d.shape),
         torch.empty_like(centers),
