@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 .PHONY: help setup test lint demo bench
 help:
 	@echo "make demo   train four networks on synthetic rooms and compare them: ten minutes, or MINUTES=3"
-	@echo "make test   set up .venv if needed and run the tests"
+	@echo "make test   set up .venv if needed and run the tests, then some again without a compiler"
 	@echo "make lint   ruff and mypy"
 	@echo "make bench  what the layers cost on this machine, as a table and bench.json"
 
@@ -17,8 +17,14 @@ $(VENV)/.ready: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	touch $@
 
+# Layers, conversion, training and documents once more as on a machine without a compiler.
+WITHOUT_COMPILER := tests/without_compiler.py tests/test_documents.py tests/test_precision.py tests/test_runtimes.py \
+	$(wildcard tests/test_layers*.py tests/test_convert*.py tests/test_train*.py) \
+	tests/ops/test_operator.py tests/ops/test_scaled_assign.py
+
 test: setup
 	$(BIN)/python -m pytest -n auto -m "not slow"
+	CXX=/nonexistent $(BIN)/python -m pytest -n auto -m "not slow" $(WITHOUT_COMPILER)
 
 lint: setup
 	$(BIN)/ruff check src tests examples benchmarks docs
