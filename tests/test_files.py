@@ -1,11 +1,15 @@
 """Files that several processes write."""
 
+import errno
+import fcntl
+import os
 import subprocess
 from pathlib import Path
+from socket import gethostname
 
 import pytest
 
-from malleable.files import locked, whole_path, write_whole
+from malleable.files import HOLDER, held, locked, remove_partial, whole_path, write_whole
 from runs import start
 
 
@@ -34,3 +38,76 @@ def test_only_one_process_at_a_time_is_in_a_locked_folder(tmp_path: Path) -> Non
         assert not (tmp_path / "done").exists()
     assert other.communicate(timeout=60) == ("", "")
     assert (tmp_path / "done").exists()
+
+
+def test_a_folder_that_is_held_says_by_whom_and_is_not_touched(tmp_path: Path) -> None:
+    with held(tmp_path):
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+        own = rf"in use by {gethostname()}, process {os.getpid()}, since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d"
+        with pytest.raises(RuntimeError, match=own), held(tmp_path):
+            pass
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_holder_blocks_nobody_though_its_children_live(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time\nfrom pathlib import Path\nfrom malleable.files import held\n"
+        "with held(Path(sys.argv[1])):\n"
+        "    child = os.fork()\n"
+        "    if child: print(child, flush=True)\n"
+        "    time.sleep(60)"
+    )
+    holder = start(["-c", code, str(tmp_path)])
+    assert holder.stdout is not None
+    child = int(holder.stdout.readline())
+    try:
+        holder.kill()
+        holder.wait()
+        assert f"process {holder.pid}" in (tmp_path / HOLDER).read_text()
+        with held(tmp_path):
+            assert f"process {os.getpid()}" in (tmp_path / HOLDER).read_text()
+    finally:
+        os.kill(child, 9)
+
+
+def test_a_folder_made_for_nothing_goes_again(tmp_path: Path) -> None:
+    with held(tmp_path / "new"):
+        pass
+    assert not (tmp_path / "new").exists()
+    with held(tmp_path / "new"):
+        (tmp_path / "new" / "file").touch()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["file"]
+
+
+@pytest.mark.filterwarnings("ignore:flock not supported")
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_without_locks_of_the_file_system_a_folder_is_held_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with held(tmp_path), pytest.raises(RuntimeError, match=f"process {os.getpid()}"), held(tmp_path):
+        pass
+    with held(tmp_path):
+        pass
+
+
+@pytest.mark.skipif(not Path("/sys").is_dir(), reason="needs a file system that nobody can write to")
+def test_a_folder_that_cannot_be_written_is_refused_with_a_sentence() -> None:
+    with (
+        pytest.raises(OSError, match=r"/sys cannot be locked \(.*\); give a folder that can be written to"),
+        held(Path("/sys")),
+    ):
+        pass
+
+
+def test_only_half_written_files_of_the_named_kind_are_removed(tmp_path: Path) -> None:
+    mine = tmp_path / f"config.{'0a' * 16}.part.yaml"
+    others = [tmp_path / f"results.{'0a' * 16}.part.json", tmp_path / "config.mine.part.yaml"]
+    for path in (mine, *others):
+        path.touch()
+    assert remove_partial(tmp_path, "config.*") == [mine]
+    assert sorted(tmp_path.iterdir()) == sorted(others)

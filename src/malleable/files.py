@@ -6,11 +6,17 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
+from socket import gethostname
 from typing import IO
 from uuid import uuid4
 
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+
 LOCK = ".lock"
+HOLDER = ".holder"
+_PATIENCE = 1.0  # seconds: who has just taken the lock has said so by then
 _PARTIAL = re.compile(r".+\.[0-9a-f]{32}\.part(\.[^.]+)?")
 
 
@@ -57,9 +63,12 @@ def write_whole(path: Path, content: bytes, sync: bool = True) -> None:
         file.write(content)
 
 
-def remove_partial(folder: Path) -> list[Path]:
-    """Delete what killed processes left half-written in ``folder`` and below, and say which files those were."""
-    parts = sorted(path for path in folder.rglob("*.part*") if _PARTIAL.fullmatch(path.name) and path.is_file())
+def remove_partial(folder: Path, pattern: str = "**/*") -> list[Path]:
+    """Delete what killed processes left half-written in ``folder`` and below, and say which files those were.
+
+    ``pattern``: only where it fits, as for ``Path.glob``.
+    """
+    parts = sorted(path for path in folder.glob(f"{pattern}.part*") if _PARTIAL.fullmatch(path.name) and path.is_file())
     for part in parts:
         part.unlink()
     return parts
@@ -69,18 +78,69 @@ def remove_partial(folder: Path) -> list[Path]:
 def locked(folder: Path) -> Iterator[None]:
     """Only one process at a time is in here with ``folder``; others wait.
 
-    None waits elsewhere than on POSIX systems, or on a file system without locks. The lock is a file in ``folder``,
-    because on a network file system machines see each other's locks of files, but not of folders.
+    The lock is a file in ``folder``, because on a network file system machines see each other's locks of files, but
+    not of folders. It ends with the process that holds it, however that ends.
     """
-    if os.name != "posix":
+    lock = _acquired(folder, timeout=-1)
+    try:
         yield
-        return
-    import fcntl
+    finally:
+        lock.release()
 
-    with open(folder / LOCK, "ab") as file:
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """``folder``, made if need be, is this process's alone while it is in here; others are told whose it is, and fail.
+
+    An empty folder that was made for it goes with it.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"out must be a folder, but {folder} is a file")
+    made = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = _acquired(folder, _PATIENCE)
+    except Timeout:
+        raise RuntimeError(
+            f"{folder} is in use by {_holder(folder)}; let it end, or give another folder with --out"
+        ) from None
+    except OSError as error:
+        raise OSError(f"{folder} cannot be locked ({error}); give a folder that can be written to") from error
+    try:
+        write_whole(folder / HOLDER, f"{gethostname()}, process {os.getpid()}, since {_now()}\n".encode(), sync=False)
         yield
+    finally:
+        for name in (HOLDER, LOCK):  # while it is still ours: who waits for a lock that is gone takes a new one
+            with suppress(OSError):
+                (folder / name).unlink()
+        lock.release()
+        if made:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def _acquired(folder: Path, timeout: float) -> BaseFileLock:
+    lock: BaseFileLock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout)
+    except Timeout:
+        raise
+    except (OSError, NotImplementedError):  # a file system without locks: a file that is there or not serves instead
+        lock = SoftFileLock(folder / f"{LOCK}.soft")
+        lock.acquire(timeout)
+    return lock
+
+
+def _holder(folder: Path) -> str:
+    """What the process that holds ``folder`` wrote about itself."""
+    try:
+        return (folder / HOLDER).read_text(encoding="utf-8", errors="replace").strip() or "another process"
+    except OSError:
+        return "another process"
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(" ", "seconds")
 
 
 def sync_folder(folder: Path) -> None:
