@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from malleable.data.parallel import showing
 from malleable.data.transforms import MEAN, STD
 from malleable.files import check_free, whole_path
 from malleable.trained import load_trained
@@ -178,7 +179,8 @@ def export(checkpoint: str, file: str, format: Literal["onnx", "torch"] | None =
     chosen = format or suffixes[path.suffix]
     check_free(path, overwrite)
     net = load_trained(checkpoint).net
-    difference = write_onnx(net, path) if chosen == "onnx" else write_torch(net, path)
+    with showing(path.name):
+        difference = write_onnx(net, path) if chosen == "onnx" else write_torch(net, path)
     if difference is None:
         print(f"{path} is written, but not checked: onnxruntime is not installed")
         return

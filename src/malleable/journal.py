@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from malleable.data.parallel import console
 from malleable.data.sample import Sample
 from malleable.files import write_whole
 from malleable.layers import MalleableConv2d
@@ -114,14 +115,12 @@ class Progress:
     """
 
     def __init__(self, total: int, start: int, batch_size: int, shown: bool) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
         self.total, self.batch_size, self.shown = total, batch_size, shown
-        console = Console(stderr=True)
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-        self._bar = Bar(*columns, console=console) if shown and console.is_terminal else None
+        self._bar = Bar(*columns, console=console()) if shown and console().is_terminal else None
         self._task = self._bar.add_task("", total=total, completed=start) if self._bar else None
         self.restart()
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 from malleable import report_sections as sections
 from malleable.average import shown_p
+from malleable.data.parallel import with_progress
 from malleable.figures_style import INK, LINES
 from malleable.files import check_free, write_whole
 from malleable.outcome import Group, grouped, read_run
-from malleable.page import element, page, paragraph, section
+from malleable.page import Html, element, page, paragraph, section
 
 SIGNATURE = "Written by malleable"
 """What tells a report of ours from another page."""
@@ -59,14 +61,17 @@ def _write(groups: Sequence[Group], out: Path, title: str, intro: str = "") -> N
         raise ValueError("groups must hold at least one run each")
     colours = {group.name: _COLOURS[number % len(_COLOURS)] for number, group in enumerate(groups)}
     baseline = _baseline(groups)
-    content = {
-        "Results": sections.results(groups, baseline, colours),
-        "Figures": sections.comparison(groups),
-        "Classes": sections.classes(groups, colours),
-        "Settings": sections.settings(groups),
-        "Cost and speed": sections.cost(groups, baseline),
-        "Runs": sections.runs(groups, baseline),
-    }
+    parts: list[tuple[str, Callable[[], list[Html]]]] = [
+        ("Results", lambda: sections.results(groups, baseline, colours)),
+        ("Figures", lambda: sections.comparison(groups)),
+        ("Classes", lambda: sections.classes(groups, colours)),
+        ("Settings", lambda: sections.settings(groups)),
+        ("Cost and speed", lambda: sections.cost(groups, baseline)),
+        *(("Runs", partial(sections.run, group, run, baseline.runs[0])) for group in groups for run in group.runs),
+    ]
+    content: dict[str, list[Html]] = {}
+    for name, part in with_progress(parts, len(parts), out.name):
+        content.setdefault(name, []).extend(part())
     anchors = {name: name.lower().replace(" ", "-") for name in content}
     links = [element("li", element("a", name, href=f"#{anchor}")) for name, anchor in anchors.items()]
     setting = _setting(groups, baseline)
@@ -78,7 +83,7 @@ def _write(groups: Sequence[Group], out: Path, title: str, intro: str = "") -> N
         paragraph(intro) if intro else None,
         element("nav", element("ul", *links), aria_label="Contents"),
     )
-    body = element("main", *(section(anchors[name], name, *parts) for name, parts in content.items()))
+    body = element("main", *(section(anchors[name], name, *found) for name, found in content.items()))
     footer = element("footer", paragraph(f"{SIGNATURE} {version('malleable')} on {_today()}."))
     write_whole(out, page(title, header, body, footer).encode())
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from malleable.average import Average, decimal, shown, shown_p
 from malleable.config import Config
 from malleable.cost import Cost
-from malleable.data.parallel import with_progress
 from malleable.data.sample import SampleDataset
 from malleable.outcome import Group, Run
 from malleable.page import Column, Html, bars, code, element, join, paragraph, picture, small, table
@@ -226,13 +225,8 @@ def _time(group: Group) -> str:
     return str(timedelta(seconds=round(run.step * run.config.train.batch_size / speed))) if speed else "–"
 
 
-def runs(groups: Sequence[Group], baseline: Group) -> list[Html]:
-    """A part to open for each run; of several seeds the first is drawn."""
-    each = [(group, run) for group in groups for run in group.runs]
-    return [_run(group, run, baseline.runs[0]) for group, run in with_progress(each, len(each), "drawing")]
-
-
-def _run(group: Group, run: Run, baseline: Run) -> Html:
+def run(group: Group, run: Run, baseline: Run) -> list[Html]:
+    """A part to open for one run; of several seeds the first is drawn."""
     name = group.name if len(group.runs) == 1 else f"{group.name}, seed {run.config.train.seed}"
     score = "no result" if run.measured is None else f"{run.measured.miou:.2f} mIoU"
     content = [paragraph("Train it again in a new folder:" if run.finished else "Go on with it:"), code(run.command)]
@@ -241,7 +235,7 @@ def _run(group: Group, run: Run, baseline: Run) -> Html:
         content += _drawn(lambda data: run_figures(run.folder, data, other), run.dataset)
     settings = element("details", element("summary", "All settings"), code(run.yaml))
     summary = element("summary", name, small(f"{score}, {run.folder}"))
-    return element("details", summary, *content, settings, class_="run")
+    return [element("details", summary, *content, settings, class_="run")]
 
 
 def _data(run: Run) -> tuple[str, str]:

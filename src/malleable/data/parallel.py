@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
 from itertools import islice
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EVERY = 5.0
+"""Seconds between two lines of progress where there is no terminal."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -42,17 +53,52 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def with_progress(results: Iterable[R], total: int, what: str) -> Iterator[R]:
-    """``results`` unchanged, with a bar on a terminal and a line every tenth elsewhere. Both go to stderr."""
+@cache
+def console() -> Console:
+    """Where progress is shown: stderr. There is only one, so that bars do not overwrite each other."""
     from rich.console import Console
-    from rich.progress import track
 
-    console = Console(stderr=True)
-    if console.is_terminal:
-        yield from track(results, what, total, console=console, transient=True)
+    return Console(stderr=True)
+
+
+@contextmanager
+def showing(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
+    """Show how far a piece of work has come: with a bar on a terminal, with a line every few seconds elsewhere.
+
+    Gives what to call after each of its ``total`` parts, None if it has no parts to count. Both go to stderr.
+    """
+    if console().is_terminal:
+        from rich.progress import Progress
+
+        with Progress(console=console(), transient=True) as bar:
+            task = bar.add_task(what, total=total)
+            yield lambda: bar.advance(task)
         return
-    tenths: Sequence[int] = [total * tenth // 10 for tenth in range(1, 11)]
-    for done, result in enumerate(results, start=1):
-        yield result
-        if done in tenths:
-            print(f"{what}: {done}/{total}", file=sys.stderr)
+    done, over, began = 0, threading.Event(), time.monotonic()
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+
+    def tell() -> None:
+        while not over.wait(EVERY):
+            so_far = "" if total is None else f"{done}/{total}, "
+            print(f"{what}: {so_far}{timedelta(seconds=round(time.monotonic() - began))}", file=sys.stderr, flush=True)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield count
+    finally:
+        over.set()
+        teller.join()
+    if total is not None:
+        print(f"{what}: {done}/{total}", file=sys.stderr, flush=True)
+
+
+def with_progress(results: Iterable[R], total: int, what: str) -> Iterator[R]:
+    """``results`` unchanged, with progress as :func:`showing` gives it."""
+    with showing(what, total) as advance:
+        for result in results:
+            yield result
+            advance()
