@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import re
+import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +48,107 @@ def test_round_trip(folder: Path) -> None:
 
 def test_a_run_and_its_folder_give_the_newest(folder: Path) -> None:
     assert read_checkpoint(folder).step == read_checkpoint(folder.parent).step == 2
+
+
+def _content(**parts: object) -> dict[str, object]:
+    """A checkpoint's file of step 3, with some parts of it replaced."""
+    good = checkpoint(3)
+    return {
+        "format": 1,
+        "config": good.config.to_dict(),
+        "step": 3,
+        "model": dict(good.model),
+        "ema": None,
+        "classes": list(good.classes),
+        "palette": [list(colour) for colour in good.palette],
+        "dataset": good.dataset,
+        "training": good.training,
+        "versions": good.versions,
+        **parts,
+    }
+
+
+def _saved(**parts: object) -> Callable[[Path], None]:
+    return lambda path: torch.save(_content(**parts), path)
+
+
+def _bomb(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(10**7))
+
+
+def _nested(path: Path, depth: int = 10**5) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02" + b"]" * depth + b"a" * (depth - 1) + b".")
+        archive.writestr("archive/version", "3")
+
+
+def _unreadable(path: Path) -> None:
+    path.symlink_to("/proc/self/mem")  # a file for all that stat says, but reading fails, even for root
+
+
+def _weights(*values: float, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    return {"weight": torch.tensor([1.0]), "norm.running_var": torch.tensor(values, dtype=dtype)}
+
+
+BROKEN: dict[str, Callable[[Path], object]] = {
+    "folder": Path.mkdir,
+    "dangling link": lambda path: path.symlink_to("nowhere"),
+    "link to itself": lambda path: path.symlink_to(path.name),
+    "pipe": os.mkfifo,
+    "unreadable": _unreadable,
+    "zip bomb": _bomb,
+    "huge tensor": _saved(model={"weight": torch.zeros(1).expand(10**12)}),
+    "deep list": _nested,
+    "step is text": _saved(step="3"),
+    "step is negative": _saved(step=-3),
+    "model is a list": _saved(model=[torch.zeros(1)]),
+    "model holds numbers": _saved(model={"weight": 1.0}),
+    "ema is a number": _saved(ema=0.9),
+    "settings unknown": _saved(config={"model": {"colour": 1}, "data": {}, "train": {}}),
+    "settings are a list": _saved(config=[1]),
+    "classes are numbers": _saved(classes=[1, 2]),
+    "palette is flat": _saved(palette=[1, 2]),
+    "data set is none": _saved(dataset=None),
+    "training is none": _saved(training=None),
+    "versions are text": _saved(versions="2"),
+    "format is a list": _saved(format=[1]),
+    "weights NaN": _saved(model=_weights(math.nan)),
+    "weights infinite": _saved(model=_weights(math.inf, dtype=torch.bfloat16)),
+    "average infinite": _saved(ema=_weights(-math.inf)),
+}
+
+
+@pytest.mark.parametrize("make", BROKEN.values(), ids=BROKEN)
+def test_whatever_is_broken_is_passed_over_with_one_line(folder: Path, make: Callable[[Path], object]) -> None:
+    path = folder / "step-00000003.pt"
+    make(path)
+    with pytest.warns(UserWarning, match=re.escape(f"{path} ")) as caught:
+        assert read_checkpoint(folder).step == 2
+    (message,) = [str(warning.message) for warning in caught]
+    assert "\n" not in message
+    assert message.endswith("using the one before it")
+
+
+def test_the_file_that_is_broken_in_the_other_tests_is_good_otherwise(folder: Path) -> None:
+    _saved(model=_weights(0.5) | {"count": torch.tensor([3])})(folder / "step-00000003.pt")
+    assert read_checkpoint(folder).step == 3
+
+
+def test_a_folder_in_the_place_of_a_checkpoint_is_moved_aside(folder: Path) -> None:
+    for name in ("step-00000003.pt", "best.pt"):
+        (folder / name).mkdir()
+        (folder / name / "notes.txt").write_text("mine")
+    with pytest.warns(UserWarning, match="was a folder"):
+        mark_best(write_checkpoint(folder, checkpoint(3)))
+    assert read_checkpoint(folder / "best.pt").step == read_checkpoint(folder).step == 3
+    assert len(list(folder.glob("*/notes.txt"))) == 2
+
+
+def test_pruning_leaves_folders(folder: Path) -> None:
+    (folder / "step-00000000.pt").mkdir()
+    prune(folder, 1, step=2)
+    assert [path.name for path in numbered(folder)] == ["step-00000002.pt", "step-00000000.pt"]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "one bit", "empty"])

@@ -6,13 +6,16 @@ import errno
 import os
 import re
 import shutil
+import textwrap
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from types import NoneType
+from typing import Any, TypeVar
+from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -24,6 +27,20 @@ FOLDER = "checkpoints"
 BEST = "best.pt"
 _NAME = re.compile(r"step-(\d+)\.pt")
 _FORMAT = 1
+_PARTS: dict[str, tuple[type, ...]] = {
+    "config": (dict,),
+    "step": (int,),
+    "model": (dict,),
+    "ema": (dict, NoneType),
+    "classes": (list,),
+    "palette": (list,),
+    "dataset": (str,),
+    "training": (dict,),
+    "versions": (dict,),
+}
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -65,6 +82,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _make_way(path)
         with whole_file(path) as file:
             torch.save(content, file)
     except (OSError, RuntimeError) as error:  # torch reports a failed write as a RuntimeError
@@ -86,6 +104,7 @@ def _explained(error: Exception, path: Path) -> OSError:
 
 def mark_best(path: Path) -> None:
     """Have best.pt be the checkpoint ``path``, also after that one is pruned."""
+    _make_way(path.with_name(BEST))
     with whole_path(path.with_name(BEST)) as part:
         try:
             os.link(path, part)  # costs no space
@@ -93,10 +112,19 @@ def mark_best(path: Path) -> None:
             shutil.copyfile(path, part)
 
 
+def _make_way(path: Path) -> None:
+    """Move a folder that has a checkpoint's name aside: no file can take its place."""
+    if path.is_dir() and not path.is_symlink():
+        aside = path.with_name(f"{path.name}.{uuid4().hex[:8]}")
+        path.rename(aside)
+        warnings.warn(f"{path} was a folder, and is {aside.name} now", stacklevel=3)
+
+
 def prune(folder: Path, keep: int, step: int) -> None:
     """Delete all numbered checkpoints up to ``step`` but the ``keep`` newest of them."""
     for path in numbered(folder, step)[keep:]:
-        path.unlink()
+        if not path.is_dir():
+            path.unlink()
 
 
 def numbered(folder: Path, step: int | None = None) -> list[Path]:
@@ -112,7 +140,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     """A checkpoint from its file, or the newest good one of a ``checkpoints`` folder or a run's folder.
 
     Damaged ones in a folder are passed over with a warning. For the best one name the file, ``checkpoints/best.pt``.
-    Nothing in the file is executed.
+    Nothing in the file is executed. Weights that are not finite are an error.
     """
     path = Path(path)
     if path.is_file():
@@ -126,47 +154,113 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     return found[1]
 
 
-def newest_good(folder: Path) -> tuple[Path, Checkpoint] | None:
-    """The newest checkpoint of ``folder`` that can be read, the best one if no numbered one can; None without any."""
-    for path in [*numbered(folder), *folder.glob(BEST)]:
+def newest_good(
+    folder: Path, check: Callable[[Checkpoint], None] | None = None, step: int | None = None
+) -> tuple[Path, Checkpoint] | None:
+    """The newest checkpoint of ``folder`` that can be read, the best one if no numbered one can; None without any.
+
+    Args:
+        check: raises for one that will not do either.
+        step: leave out later ones.
+    """
+    for path in [*numbered(folder, step), *folder.glob(BEST)]:
         try:
-            return path, _read(path)
+            checkpoint = _read(path)
+            if check is not None:
+                _or_value_error(path, check, checkpoint)
         except ValueError as error:
             warnings.warn(f"{error}; using the one before it", stacklevel=2)
+        else:
+            return path, checkpoint
     return None
 
 
+def check_finite(weights: Mapping[str, Tensor], where: object) -> None:
+    """Raise if any of ``weights`` is not finite. ``where`` names them."""
+    bad = [name for name, tensor in weights.items() if not tensor.isfinite().all()]  # whole numbers always are
+    if bad:
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        raise ValueError(f"{where} has weights that are not finite ({bad[0]}{more})")
+
+
 def _read(path: Path) -> Checkpoint:
+    return _or_value_error(path, _parsed, path)
+
+
+def _or_value_error(path: Path, work: Callable[[S], T], argument: S) -> T:
+    """``work(argument)``; whatever else it raises, a ValueError of one line that names ``path``."""
     try:
-        with zipfile.ZipFile(path) as archive:  # torch's files are zip archives with a checksum for every tensor
-            damaged = archive.testzip()
-        if damaged is not None:
-            raise zipfile.BadZipFile(f"{damaged} does not match its checksum")
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        return work(argument)
+    except Exception as error:  # of any kind: a damaged file may break anything that reads it
+        reason = " ".join(str(error).split())
+        if isinstance(error, ValueError) and reason.startswith(str(path)):
+            raise
+        reason = textwrap.shorten(f"{type(error).__name__}: {reason}", 200, placeholder=" …")
+        raise ValueError(f"{path} is damaged or no checkpoint ({reason})") from error
+
+
+def _content(path: Path) -> Any:
+    """What the file holds: tensors and plain values."""
+    if not path.is_file():  # reading a pipe would wait for ever
+        raise ValueError(f"{path} is no file that can be read")
+    with zipfile.ZipFile(path) as archive:  # torch's files are zip archives with a checksum for every tensor
+        if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
+            raise zipfile.BadZipFile("its parts are said to be larger than all of it")
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise zipfile.BadZipFile(f"{damaged} does not match its checksum")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         raise ValueError(
             f"{path} holds more than tensors and settings, which could run code, and was not loaded"
         ) from error
-    except (zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError) as error:
-        raise ValueError(f"{path} is damaged or no checkpoint ({error})") from error
+
+
+def _parsed(path: Path) -> Checkpoint:
+    """The checkpoint in a file, if each part of it is what it should be."""
+    content = _content(path)
     if not isinstance(content, dict) or "format" not in content:
         raise ValueError(f"{path} is no checkpoint of malleable train; it holds a {type(content).__name__}")
     if content["format"] != _FORMAT:
         raise ValueError(f"{path} has format {content['format']}; this version of malleable reads {_FORMAT}")
-    try:
-        return Checkpoint(
-            config=Config.from_dict(content["config"]),
-            step=content["step"],
-            model=content["model"],
-            ema=content["ema"],
-            classes=tuple(content["classes"]),
-            palette=_colours(content["palette"]),
-            dataset=content["dataset"],
-            training=content["training"],
-            versions=content["versions"],
-        )
-    except KeyError as error:
-        raise ValueError(f"{path} is no checkpoint of malleable train; it has no {error}") from error
+    missing = [name for name in _PARTS if name not in content]
+    if missing:
+        raise ValueError(f"{path} is no checkpoint of malleable train; it has no {missing[0]!r}")
+    for name, kinds in _PARTS.items():
+        if not isinstance(content[name], kinds) or isinstance(content[name], bool):
+            raise ValueError(f"{path} is no checkpoint of malleable train; {name!r} is {_kind(content[name])}")
+    for name in ("model", "ema"):
+        _check_weights(path, name, content[name])
+    if content["step"] < 0 or not all(isinstance(name, str) for name in content["classes"]):
+        raise ValueError(f"{path} is no checkpoint of malleable train; 'step' or 'classes' make no sense")
+    return Checkpoint(
+        config=Config.from_dict(content["config"]),
+        step=content["step"],
+        model=content["model"],
+        ema=content["ema"],
+        classes=tuple(content["classes"]),
+        palette=_colours(content["palette"]),
+        dataset=content["dataset"],
+        training=content["training"],
+        versions=content["versions"],
+    )
+
+
+def _check_weights(path: Path, name: str, weights: Mapping[object, object] | None) -> None:
+    """Raise unless ``weights`` are finite tensors by name, none larger than the file."""
+    tensors: dict[str, Tensor] = {}
+    for key, tensor in (weights or {}).items():
+        if not isinstance(key, str) or not isinstance(tensor, Tensor):
+            raise ValueError(f"{path} is no checkpoint of malleable train; {name!r} has a {_kind(tensor)}")
+        if tensor.numel() * tensor.element_size() > path.stat().st_size:
+            raise ValueError(f"{path} is damaged: {key} is said to be larger than the file")
+        tensors[key] = tensor
+    check_finite(tensors, path)
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 def _colours(palette: Sequence[Sequence[int]]) -> tuple[tuple[int, int, int], ...]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from malleable.options import UsageError, resolve
@@ -42,13 +45,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(usage(), file=sys.stderr)
         return 2
     try:
-        return run(verb, rest)
+        with one_line_warnings():
+            return run(verb, rest)
     except UsageError as error:
         print(f"malleable {verb}: {error}; 'malleable {verb} --help' lists what it takes", file=sys.stderr)
         return 2
     except (ValueError, OSError, RuntimeError) as error:
         print(f"malleable {verb}: {error}", file=sys.stderr)
         return 1
+
+
+@contextmanager
+def one_line_warnings() -> Iterator[None]:
+    """Warnings of ours are sentences for the user, who need not know the line of code that gave them."""
+    before, ours = warnings.formatwarning, Path(__file__).parent
+
+    def formatted(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if Path(filename).is_relative_to(ours):
+            return f"warning: {message}\n"
+        return before(message, category, filename, lineno, line)
+
+    warnings.formatwarning = formatted
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def usage() -> str:

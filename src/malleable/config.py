@@ -101,6 +101,7 @@ class TrainConfig:
         seed: of weights, order, augmentation and dropout.
         checkpoint_every: steps.
         validate_every: steps; 0 validates at the end only.
+        validate_last: validate after the last step.
         log_every: steps.
         keep: how many of the newest checkpoints stay, besides the best.
     """
@@ -125,6 +126,7 @@ class TrainConfig:
     seed: int = 0
     checkpoint_every: int = 500
     validate_every: int = 5000
+    validate_last: bool = True
     log_every: int = 50
     keep: int = 2
 

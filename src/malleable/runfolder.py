@@ -6,16 +6,22 @@ import sys
 import warnings
 from pathlib import Path
 
-from malleable.checkpoint import FOLDER, newest_good, numbered
-from malleable.config import Config
+import torch
+
+from malleable.checkpoint import FOLDER, Checkpoint, newest_good, numbered
+from malleable.config import Config, build_network
 from malleable.files import remove_partial, write_whole
 from malleable.journal import METRICS
 from malleable.options import read_settings
+from malleable.parameters import parameter_groups
 
 SETTINGS = "config.yaml"
 
 
-_HARMLESS = {"data": ("workers",), "train": ("checkpoint_every", "validate_every", "log_every", "keep")}
+_HARMLESS = {
+    "data": ("workers",),
+    "train": ("checkpoint_every", "validate_every", "validate_last", "log_every", "keep"),
+}
 """What may change in the middle of a run without changing what it learns."""
 
 
@@ -27,14 +33,15 @@ def find_start(folder: Path, config: Config, resume: bool) -> Path | None:
             f"{folder} already holds a run ({', '.join(started)}); add --resume auto to go on with it, or give "
             "another folder with --out"
         )
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"out must be a folder, but {folder} is a file")
-    partial = remove_partial(folder / FOLDER)
+    partial = [
+        *remove_partial(folder / FOLDER),
+        *(part for name in (SETTINGS, METRICS) for part in remove_partial(folder, f"{Path(name).stem}.*")),
+    ]
     if partial:
         warnings.warn(
             f"{', '.join(path.name for path in partial)}: the run was stopped while writing; removed", stacklevel=2
         )
-    found = newest_good(folder / FOLDER)
+    found = newest_good(folder / FOLDER, check_resumable)
     if found is not None:
         compare(found[1].config, config, folder)
     elif numbered(folder / FOLDER):
@@ -42,6 +49,25 @@ def find_start(folder: Path, config: Config, resume: bool) -> Path | None:
     elif resume:
         print(f"{folder} holds no checkpoint yet; starting at step 0", file=sys.stderr)
     return None if found is None else found[0]
+
+
+def check_resumable(checkpoint: Checkpoint) -> None:
+    """Raise if a run could not go on from ``checkpoint``, because it is not of the network of its own settings."""
+    recipe, training = checkpoint.config.train, checkpoint.training
+    with torch.device("meta"):
+        net = build_network(checkpoint.config.model, len(checkpoint.classes), pretrained=False)
+    for state in (checkpoint.ema, checkpoint.model):
+        if state is not None:
+            net.load_state_dict(state, assign=True)
+    groups = parameter_groups(net, lr=recipe.lr, weight_decay=0, receptive_field_lr=1)
+    optimizer = torch.optim.SGD(groups)
+    optimizer.load_state_dict(training["optimizer"])
+    for parameter, state in optimizer.state.items():
+        momentum = state["momentum_buffer"]
+        if momentum is not None and (momentum.shape != parameter.shape or not momentum.isfinite().all()):
+            raise ValueError("the optimiser's state does not fit the weights or is not finite")
+    if not isinstance(training["precision"], dict):
+        raise ValueError("the state of the precision is missing")
 
 
 def compare(before: Config, now: Config, folder: Path) -> None:

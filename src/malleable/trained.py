@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import torch
 from safetensors import SafetensorError, safe_open
 
-from malleable.checkpoint import FOLDER, read_checkpoint
+from malleable.checkpoint import FOLDER, check_finite, read_checkpoint
 from malleable.config import Config, build_network
 from malleable.data.images import read_json
 from malleable.data.palette import Colour, check_palette, default_palette
@@ -94,6 +94,7 @@ def _from_folder(folder: Path) -> Trained:
             about: dict[str, Any] = {key: _value(text) for key, text in (file.metadata() or {}).items()}
     except (SafetensorError, TypeError) as error:
         raise ValueError(f"{folder} does not hold a network of malleable ({error})") from error
+    check_finite(net.state_dict(), folder / WEIGHTS)
     count = net.classifier.out_channels
     classes, palette, step = about.get("classes"), about.get("palette"), about.get("step")
     return Trained(
