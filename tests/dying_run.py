@@ -1,4 +1,7 @@
-"""``malleable train`` that kills itself: ``python dying_run.py step|write N train ...``, at step or checkpoint N."""
+"""``malleable train`` that kills itself: ``python dying_run.py step|write|validate N train ...``.
+
+At step N, while checkpoint N is written, or with SIGTERM to process N of several while it validates.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 
 import torch
 
+import malleable.evaluate
 import malleable.train
 from malleable import cli
 
@@ -33,8 +37,17 @@ def main(where: str, number: int, arguments: list[str]) -> int:
             file.flush()
             die()
 
+    probabilities = malleable.evaluate.probabilities
+
+    def end(*arguments: Any) -> Any:
+        if torch.distributed.get_rank() == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return probabilities(*arguments)
+
     if where == "step":
         malleable.train.update = update_or_die
+    elif where == "validate":
+        malleable.evaluate.probabilities = end
     else:
         torch.save = save_or_die
     return cli.main(arguments)

@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import pytest
@@ -14,13 +15,15 @@ import torch
 from torch import Tensor
 
 import malleable as mb
+import malleable.evaluate
 import malleable.train
 from malleable import cli
 from malleable.checkpoint import numbered, read_checkpoint
 from malleable.config import build_network
-from malleable.data import open_dataset
+from malleable.data import Sample, open_dataset
 from malleable.evaluate import evaluate_network
 from malleable.loss import CrossEntropy
+from malleable.runfolder import find_start
 from malleable.state import State
 from runs import arguments, make_data, metrics, run, same, start, weights
 
@@ -174,6 +177,127 @@ def test_ctrl_c_saves_and_exits_130(data: Path, tmp_path: Path, number: signal.S
     step = read_checkpoint(tmp_path / "run").step
     assert step >= 2
     assert f"stopped after step {step}; the same command with --resume auto goes on" in rest
+
+
+def signalling(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[str]:
+    """Have the first sample of a validation send this process signals; samples that were looked at are listed."""
+    seen: list[str] = []
+
+    def probabilities(net: Any, sample: Sample, *rest: Any) -> Tensor:
+        seen.append(sample.id)
+        for number in numbers if len(seen) == 1 else ():
+            signal.raise_signal(number)
+        return original(net, sample, *rest)
+
+    original = malleable.evaluate.probabilities
+    monkeypatch.setattr(malleable.evaluate, "probabilities", probabilities)
+    return seen
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_validation_which_is_made_after_resuming(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    command = arguments(data, tmp_path / "run", train__steps=2)
+    with monkeypatch.context() as patch:
+        seen = signalling(patch, number)
+        assert cli.main(command) == 128 + number
+    assert len(seen) == 1  # of two
+    assert "stopped in the validation after step 2; the same command with --resume auto" in capsys.readouterr().err
+    assert read_checkpoint(tmp_path / "run").step == 2
+    assert cli.main([*command, "--resume", "auto"]) == 0
+    assert [row["step"] for row in metrics(tmp_path / "run") if "val/miou" in row] == [2]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_the_run_at_once(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    signalling(monkeypatch, number, number)
+    assert cli.main(arguments(data, tmp_path / "run", train__steps=2)) == 128 + number
+    assert "stopped at once" in capsys.readouterr().err
+
+
+def test_the_last_validation_can_be_left_out(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = arguments(data, tmp_path / "run", train__validate_every=2, train__steps=4, train__validate_last="false")
+    assert cli.main(command) == 0
+    assert [row["step"] for row in metrics(tmp_path / "run") if "val/miou" in row] == [2]
+    assert read_checkpoint(tmp_path / "run").step == 4
+    assert cli.main([*command, "--resume", "auto"]) == 0
+    assert "has made its 4 steps already" in capsys.readouterr().err
+
+
+def test_a_validation_shows_how_far_it_has_come(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments(data, tmp_path / "run", train__steps=1)) == 0
+    assert "tiny/val: 2/2\n" in capsys.readouterr().err
+
+
+def test_two_runs_in_one_folder(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = arguments(data, tmp_path / "run", train__steps=2)
+
+    def interfere(*rest: Any) -> int:
+        before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+        codes.append(cli.main([*command, "--resume", "auto"]))
+        assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+        return original(*rest)
+
+    codes: list[int] = []
+    original = malleable.train.validate
+    monkeypatch.setattr(malleable.train, "validate", interfere)
+    assert cli.main(command) == 0
+    assert codes == [1]
+    assert f"run is in use by {gethostname()}, process {os.getpid()}, since 2" in capsys.readouterr().err
+
+
+def test_weights_that_are_not_finite_are_never_saved(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def overflow(self: State) -> None:
+        original(self)
+        if self.step == 4:
+            with torch.no_grad():
+                next(self.net.parameters()).fill_(math.inf)
+
+    original = State.advance
+    monkeypatch.setattr(State, "advance", overflow)
+    assert cli.main(arguments(data, tmp_path / "run")) == 1
+    assert "the network after step 4 has weights that are not finite" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002.pt"]
+
+
+@pytest.mark.parametrize("broken", ["weights missing", "momentum of another shape", "momentum NaN", "no optimiser"])
+def test_a_checkpoint_that_does_not_fit_its_network_is_passed_over(
+    data: Path, whole: Path, tmp_path: Path, broken: str
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    path = out / "checkpoints/step-00000006.pt"
+    content = torch.load(path, weights_only=True)
+    momentum = content["training"]["optimizer"]["state"][0]
+    if broken == "weights missing":
+        content["model"].popitem()
+    elif broken == "no optimiser":
+        content["training"] = {}
+    else:
+        momentum["momentum_buffer"] = torch.ones(1) if "shape" in broken else momentum["momentum_buffer"] * math.nan
+    torch.save(content, path)
+    with pytest.warns(UserWarning, match=r"step-00000006.pt is damaged.*using the one before it"):
+        found = find_start(out, read_checkpoint(whole).config, resume=True)
+    assert found == out / "checkpoints/step-00000004.pt"
+
+
+def test_what_a_killed_run_left_half_written_goes_when_it_resumes(data: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    for name in ("config.{}.part.yaml", "metrics.{}.part.jsonl", "checkpoints/best.{}.part.pt"):
+        (out / name.format("0a" * 16)).touch()
+    mine = out / "notes.part.txt"
+    mine.touch()
+    with pytest.warns(UserWarning, match="stopped while writing"):
+        find_start(out, read_checkpoint(whole).config, resume=True)
+    assert list(out.rglob("*.part*")) == [mine]
 
 
 def test_a_loss_that_is_no_number_stops_with_step_and_sample(

@@ -61,6 +61,16 @@ def test_on_cpu_processes_say_once_that_statistics_are_their_own(data: Path, tmp
     assert output.count("the statistics of batch norm are those of each process alone") == 1
 
 
+def test_a_signal_to_one_process_ends_the_validation_of_all(data: Path, tmp_path: Path) -> None:
+    command = arguments(data, tmp_path / "two", train__steps=1, train__batch_size=4, model__conv="null")
+    dying = str(Path(__file__).parent / "dying_run.py")
+    code, output = run([dying, "validate", "1", *command, "--devices=2"])
+    assert code == 143, output
+    assert output.count("stopped in the validation after step 1") == 1
+    assert read_checkpoint(tmp_path / "two").step == 1
+    assert not any("val/miou" in row for row in metrics(tmp_path / "two"))
+
+
 def test_an_error_of_the_first_process_ends_all(data: Path, tmp_path: Path) -> None:
     (tmp_path / "two" / "checkpoints").mkdir(parents=True)
     code, output = run([*TORCHRUN, *arguments(data, tmp_path / "two", train__batch_size=4)])

@@ -7,7 +7,7 @@ import io
 import json as json_format
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,7 @@ def evaluate_network(
     step: int | None = None,
     workers: int = 1,
     progress: bool = False,
+    after_each: Callable[[], None] | None = None,
 ) -> Results:
     """Compare ``net``'s classes with the labels of every sample, at the labels' size.
 
@@ -140,6 +141,7 @@ def evaluate_network(
         step: of the network's training, for the results.
         workers: threads that read samples ahead.
         progress: show how far it has come.
+        after_each: called after each sample, equally often in all processes of a group; may raise to leave.
     """
     protocol = Protocol(tuple(scales), flip, window, overlap)
     split = str(getattr(dataset, "split", "")) if split is None else split
@@ -163,6 +165,10 @@ def evaluate_network(
                     "evaluate it on a data set with the classes it was trained for"
                 )
             confusion.update(scores.argmax(0), sample.label.as_subclass(Tensor).to(device))
+            if after_each is not None:
+                after_each()
+        if after_each is not None and len(share) < math.ceil(len(dataset) / processes):
+            after_each()  # others have one sample more
     finally:
         net.train(training)
     confusion.reduce()

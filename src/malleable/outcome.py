@@ -73,7 +73,9 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether it was measured after its last step; one that was stopped before that goes on with it."""
+        """Whether it was measured after its last step, or is not to be; one that was stopped before goes on with it."""
+        if not self.config.train.validate_last and self.step >= self.config.train.steps:
+            return True
         measured = None if self.measured is None else self.measured.step or self.step
         return measured is not None and measured >= self.config.train.steps
 

@@ -94,6 +94,8 @@ def read_plan(path: Path, steps: int | None = None) -> Plan:
         if "seed" in settings.get("train", {}):
             raise UsageError(f"{where}: train.seed is set, but each run gets one of seeds; leave it out")
         config = _parse(where, Config, settings)
+        if not config.train.validate_last:
+            raise UsageError(f"{where}: train.validate_last is off, but a study reports that validation; leave it on")
         for place, seed in enumerate(seeds):
             recipe = replace(config.train, seed=seed, **({} if steps is None else {"steps": steps}))
             runs.append((-len(seeds), place, PlannedRun(name, seed, replace(config, train=recipe))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
@@ -56,6 +56,16 @@ def total(fabric: Fabric, numbers: Tensor) -> Tensor:
     return summed
 
 
+def as_numbers(received: int) -> list[float]:
+    """A signal, 0 for none, as numbers that can be summed over processes."""
+    return [float(received == number) for number in Interruption.SIGNALS]
+
+
+def from_numbers(sums: Sequence[float]) -> int:
+    """A signal that any process has received, from the sum of :func:`as_numbers`; 0 for none."""
+    return next((number for number, count in zip(Interruption.SIGNALS, sums, strict=True) if count), 0)
+
+
 def gathered(fabric: Fabric, names: list[str]) -> list[str]:
     """The ``names`` of all processes, in their order."""
     if fabric.world_size == 1:
@@ -82,6 +92,14 @@ def versions() -> dict[str, str]:
     return found
 
 
+class Stopped(Exception):
+    """Work was left because of the signal ``number``."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by signal {number}")
+        self.number = number
+
+
 class Interruption:
     """SIGINT and SIGTERM as a note that a loop reads when it suits; a second one ends the program at once."""
 
@@ -102,7 +120,7 @@ class Interruption:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(number)
         self.received = number
 
     @contextmanager

@@ -14,15 +14,35 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from malleable.checkpoint import FOLDER, mark_best, numbered, prune, read_checkpoint, write_checkpoint
+from malleable.checkpoint import (
+    FOLDER,
+    check_finite,
+    mark_best,
+    newest_good,
+    numbered,
+    prune,
+    read_checkpoint,
+    write_checkpoint,
+)
 from malleable.config import Config, DataConfig, ModelConfig, TrainConfig
 from malleable.data import Batch, SampleDataset, open_dataset, step_loader, train_transform
 from malleable.evaluate import evaluate_network
+from malleable.files import held
 from malleable.inference import probabilities
 from malleable.journal import Journal, Progress, receptive_fields, scored, side_by_side
 from malleable.loss import Loss, build_loss
 from malleable.runfolder import find_start, write_settings
-from malleable.runtime import Interruption, gathered, launch, on_first, seed_step, total
+from malleable.runtime import (
+    Interruption,
+    Stopped,
+    as_numbers,
+    from_numbers,
+    gathered,
+    launch,
+    on_first,
+    seed_step,
+    total,
+)
 from malleable.state import State
 
 _DEFAULTS = Config()
@@ -54,10 +74,12 @@ def train(
     config = Config(model, data, train)
     fabric = launch(accelerator, devices, nodes, train.precision)
     try:
-        return fit(fabric, config, Path(out), resume == "auto")
-    except KeyboardInterrupt:
+        with ExitStack() as stack:
+            on_first(fabric, lambda: stack.enter_context(held(Path(out))))
+            return fit(fabric, config, Path(out), resume == "auto")
+    except KeyboardInterrupt as stopped:
         print("stopped at once; the newest checkpoint is the last one written", file=sys.stderr)
-        return 128 + signal.SIGINT
+        return 128 + next(iter(stopped.args), signal.SIGINT)
 
 
 def fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> int:
@@ -68,7 +90,8 @@ def fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> int:
     found = on_first(fabric, lambda: find_start(folder, config, resume))
     state = State(fabric, config, train_set, None if found is None else read_checkpoint(found))
     start = state.step
-    if start > recipe.steps or (start == recipe.steps and on_first(fabric, lambda: scored(folder, start))):
+    made = start == recipe.steps and (not recipe.validate_last or on_first(fabric, lambda: scored(folder, start)))
+    if start > recipe.steps or made:
         print(f"{folder} has made its {recipe.steps} steps already", file=sys.stderr)
         return 0
     loader = step_loader(
@@ -91,9 +114,10 @@ def fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> int:
             batches = iter(loader)  # starts the loading processes
         if start:
             progress.say(f"{folder} goes on after step {start}")
-            validating = due(start, recipe.validate_every) or start == recipe.steps
-            if validating and on_first(fabric, lambda: start not in as_first(journal).scores):
-                validate(state, val_set, folder, journal, progress)  # it was stopped between checkpoint and validation
+            if validates(start, recipe) and on_first(fabric, lambda: start not in as_first(journal).scores):
+                stop = validate(state, val_set, folder, journal, progress, interruption)  # it was stopped before it
+                if stop:
+                    return 128 + stop
         state.set_mode()
         progress.restart()
         for batch in batches:
@@ -104,8 +128,8 @@ def fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> int:
                 scalars = progress.report(done, state.optimizer.param_groups[0]["lr"])
                 if journal is not None:
                     journal.scalars(done, scalars | {"gradient_norm": norm} | receptive_fields(state.net))
-            validating = due(done, recipe.validate_every) or done == recipe.steps
-            if validating or stop or due(done, recipe.checkpoint_every):
+            validating = validates(done, recipe)
+            if validating or stop or due(done, recipe.checkpoint_every) or done == recipe.steps:
                 with progress.paused():
                     save(state, folder)
             if stop and done < recipe.steps:
@@ -113,7 +137,9 @@ def fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> int:
                 return 128 + stop
             if validating:
                 with progress.paused():
-                    validate(state, val_set, folder, journal, progress)
+                    stop = validate(state, val_set, folder, journal, progress, interruption)
+                if stop:
+                    return 128 + stop
                 state.set_mode()
     return 0
 
@@ -123,8 +149,8 @@ def update(state: State, batch: Batch, loss: Loss, received: int, folder: Path) 
     fabric, recipe = state.fabric, state.config.train
     seed_step(recipe.seed, state.step, fabric.global_rank)
     state.set_lr()
-    mine = [float(loss.weight(batch.label).sum()), float(received == signal.SIGINT), float(received == signal.SIGTERM)]
-    weight, interrupts, terminations = total(fabric, torch.tensor(mine, device=fabric.device)).tolist()
+    mine = [float(loss.weight(batch.label).sum()), *as_numbers(received)]
+    weight, *signals = total(fabric, torch.tensor(mine, device=fabric.device)).tolist()
     weight = max(weight, 1.0)  # of the whole batch, over all devices
     losses: list[Tensor] = []
     for part, last in parts(batch, recipe.accumulate):
@@ -142,7 +168,7 @@ def update(state: State, batch: Batch, loss: Loss, received: int, folder: Path) 
     if not math.isfinite(value) or (not math.isfinite(norm) and recipe.precision != "16-mixed"):  # its scaler skips
         raise not_finite(state, value, per_image, batch.ids, folder)
     state.advance()
-    return value, norm, signal.SIGINT if interrupts else signal.SIGTERM if terminations else 0
+    return value, norm, from_numbers(signals)
 
 
 def parts(batch: Batch, number: int) -> Iterator[tuple[Batch, bool]]:
@@ -159,32 +185,67 @@ def not_finite(state: State, value: float, per_image: Tensor, ids: list[str], fo
     bad = gathered(state.fabric, bad)
     what = f"the loss is {value}" if bad else "the gradient is not finite"
     samples = bad or gathered(state.fabric, ids)
-    kept = numbered(folder / FOLDER, state.step)
+    found = newest_good(folder / FOLDER, step=state.step)
+    kept = "none yet" if found is None else found[0]
     return RuntimeError(
         f"step {state.step}: {what}; samples {', '.join(samples)}. The weights were not changed by this step; the last "
-        f"good checkpoint is {kept[0] if kept else 'none yet'}. Look at these samples, lower train.lr or set train.clip"
+        f"good checkpoint is {kept}. Look at these samples, lower train.lr or set train.clip"
     )
 
 
 def save(state: State, folder: Path) -> None:
     def write() -> None:
+        for weights in filter(None, (state.net, state.ema)):
+            check_finite(weights.state_dict(), f"the network after step {state.step}")
         write_checkpoint(folder / FOLDER, state.checkpoint())
         prune(folder / FOLDER, state.config.train.keep, state.step)
 
     on_first(state.fabric, write)
 
 
-def validate(state: State, dataset: SampleDataset, folder: Path, journal: Journal | None, progress: Progress) -> None:
-    """Figures of the moving average, or of the network if there is none; the best checkpoint so far is kept."""
+def validate(
+    state: State,
+    dataset: SampleDataset,
+    folder: Path,
+    journal: Journal | None,
+    progress: Progress,
+    interruption: Interruption,
+) -> int:
+    """Figures of the moving average, or of the network if there is none; the best checkpoint so far is kept.
+
+    Returns a signal that any process has received meanwhile, for which it was left, or 0.
+    """
     net, data, step = state.net if state.ema is None else state.ema, state.config.data, state.step
-    with state.fabric.autocast():
-        results = evaluate_network(net, dataset, split=data.val, step=step, workers=max(1, data.workers))
-        if journal is not None:
-            net.eval()
-            for index in range(min(_SHOWN, len(dataset))):
-                sample = dataset[index]
+
+    def leave_on_signal() -> None:
+        mine = torch.tensor(as_numbers(interruption.received), device=state.fabric.device)
+        stop = from_numbers(total(state.fabric, mine).tolist())
+        if stop:
+            raise Stopped(stop)
+
+    try:
+        with state.fabric.autocast():
+            results = evaluate_network(
+                net,
+                dataset,
+                split=data.val,
+                step=step,
+                workers=max(1, data.workers),
+                progress=True,
+                after_each=leave_on_signal,
+            )
+    except Stopped as stopped:
+        progress.say(f"stopped in the validation after step {step}; the same command with --resume auto makes it first")
+        return stopped.number
+    if journal is not None:
+        net.eval()
+        for index in range(min(_SHOWN, len(dataset))):
+            if interruption.received:
+                break
+            sample = dataset[index]
+            with state.fabric.autocast():
                 predicted = probabilities(net, sample).argmax(0)
-                journal.image(step, f"val/{sample.id}", side_by_side(sample, predicted, dataset.palette))
+            journal.image(step, f"val/{sample.id}", side_by_side(sample, predicted, dataset.palette))
     figures = {
         "val/miou": results.miou,
         "val/pixel_accuracy": results.pixel_accuracy,
@@ -202,12 +263,18 @@ def validate(state: State, dataset: SampleDataset, folder: Path, journal: Journa
             mark_best(numbered(folder / FOLDER, step)[0])
 
     on_first(state.fabric, note)
+    return 0
 
 
 def as_first(journal: Journal | None) -> Journal:
     """The journal, in the process that keeps it."""
     assert journal is not None
     return journal
+
+
+def validates(step: int, recipe: TrainConfig) -> bool:
+    """Whether a validation follows ``step``."""
+    return recipe.validate_last if step == recipe.steps else due(step, recipe.validate_every)
 
 
 def due(step: int, every: int) -> bool:
