@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from importlib import import_module
 
 import pytest
@@ -36,6 +37,13 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     error = capsys.readouterr().err
     assert error.startswith("malleable bench: only must be some of")
     assert error.count("\n") == 1
+
+
+def test_our_warnings_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    with cli.one_line_warnings():
+        warnings.showwarning("mind this", UserWarning, cli.__file__, 1)
+        warnings.showwarning("of others", UserWarning, "/elsewhere/other.py", 7)
+    assert capsys.readouterr().err == "warning: mind this\n/elsewhere/other.py:7: UserWarning: of others\n"
 
 
 def test_as_a_module() -> None:

@@ -17,7 +17,7 @@ from malleable import cli
 from malleable.data import FolderWriter
 from malleable.evaluate import Results, evaluate_network
 from malleable.inference import Protocol, probabilities
-from malleable.trained import load_trained
+from malleable.trained import load_trained, save_trained
 from toys import Depths, scenes, write_run
 
 DATA = scenes()
@@ -110,6 +110,14 @@ def _process(rank: int, port: int, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+def _counting(rank: int, port: int, folder: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    calls: list[None] = []
+    evaluate_network(Depths(len(DATA.classes)), DATA, after_each=lambda: calls.append(None))
+    Path(folder, str(rank)).write_text(str(len(calls)))
+    torch.distributed.destroy_process_group()
+
+
 def test_two_processes_count_as_one(tmp_path: Path) -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -118,6 +126,47 @@ def test_two_processes_count_as_one(tmp_path: Path) -> None:
     alone = evaluate_network(Depths(len(DATA.classes)), DATA).confusion
     for rank in range(2):
         assert torch.load(tmp_path / f"{rank}.pt", weights_only=True).equal(alone)
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "predict", "export"])
+@pytest.mark.parametrize("shared", [False, True], ids=["checkpoint", "safetensors"])
+def test_weights_that_are_not_finite_are_an_error(
+    verb: str, shared: bool, run: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = load_trained(run)
+    name = next(name for name, buffer in trained.net.named_buffers() if name.endswith("running_var"))
+    trained.net.get_buffer(name)[0] = torch.nan
+    if shared:
+        save_trained(trained, tmp_path)
+    else:
+        content = torch.load(run / "checkpoints/step-00000007.pt", weights_only=True)
+        torch.save({**content, "model": trained.net.state_dict()}, tmp_path / "nan.pt")
+    source = tmp_path if shared else tmp_path / "nan.pt"
+    rest = {
+        "evaluate": ["--dataset", str(folder)],
+        "predict": [str(folder), "--split", "val", "--out", str(tmp_path / "out")],
+        "export": [str(tmp_path / "m.onnx")],
+    }[verb]
+    assert cli.main([verb, str(source), *rest]) == 1
+    assert f"{tmp_path / ('model.safetensors' if shared else 'nan.pt')} has weights that are not finite ({name})" in (
+        capsys.readouterr().err
+    )
+
+
+def test_without_a_terminal_lines_say_how_far_it_is(
+    run: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "results.json")
+    assert cli.main(["evaluate", str(run), "--dataset", str(folder), "--out", out]) == 0
+    assert "tiny/val: 3/3\n" in capsys.readouterr().err
+
+
+def test_every_process_is_asked_equally_often_whether_to_go_on(tmp_path: Path) -> None:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    torch.multiprocessing.spawn(_counting, (port, str(tmp_path)), nprocs=2)
+    assert [(tmp_path / f"{rank}").read_text() for rank in range(2)] == ["3", "3"]  # of five samples
 
 
 def test_results_json_has_the_promised_keys(run: Path, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 import malleable as mb
 from malleable import cli, export
-from malleable.data import eval_transform
+from malleable.data import eval_transform, parallel
 from malleable.trained import load_trained
 from toys import scenes, write_run
 
@@ -102,6 +103,15 @@ def test_onnx_of_a_whole_network(tmp_path: Path, merge: bool) -> None:
     difference = export.write_onnx(net, tmp_path / "m.onnx")
     assert difference is not None
     assert difference < 1e-3
+
+
+def test_without_a_terminal_lines_say_how_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(parallel, "EVERY", 0.01)
+    monkeypatch.setattr(export, "write_onnx", lambda *_: time.sleep(0.1))
+    assert cli.main(["export", str(write_run(tmp_path)), str(tmp_path / "m.onnx")]) == 0
+    assert "m.onnx: 0:00:00\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,13 @@ def test_a_run_stopped_before_its_last_validation_is_not_finished(tmp_path: Path
     assert (run.step, run.finished) == (20, False)
 
 
+def test_a_run_without_a_last_validation_is_finished_after_its_last_step(tmp_path: Path) -> None:
+    write_outcome(tmp_path)
+    settings = tmp_path / "config.yaml"
+    settings.write_text(settings.read_text().replace("validate_last: true", "validate_last: false"))
+    assert read_run(tmp_path).finished
+
+
 def test_the_command_goes_on_with_a_run_or_trains_a_finished_one_again(tmp_path: Path) -> None:
     config = f"'{tmp_path}/my run/config.yaml'"
     folder = write_outcome(tmp_path / "my run", done=15)

@@ -48,6 +48,11 @@ def test_a_row_changes_only_what_it_names(tmp_path: Path) -> None:
     )
 
 
+def test_a_study_needs_the_last_validation(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"train\.validate_last is off, but a study reports that validation"):
+        read_plan(write(tmp_path, FILE.replace("lr: 0.5", "validate_last: false")))
+
+
 def test_a_row_may_change_nothing(tmp_path: Path) -> None:
     plan = read_plan(write(tmp_path, FILE.replace("{model: {conv: null}}", "")))
     assert plan.runs[0].config.model.conv == "malleable"

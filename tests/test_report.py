@@ -36,6 +36,11 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Markup:
     return report(folder, groups, intro="Said before.")
 
 
+def test_without_a_terminal_lines_say_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report(tmp_path, {"RGB": [write_outcome(tmp_path / "rgb")]})
+    assert "report.html: 6/6\n" in capsys.readouterr().err
+
+
 def test_the_first_sentence_is_the_one_that_matters(two: Markup) -> None:
     assert two.text.startswith("Title Title ours reaches 41.2 mIoU , 3.4 above RGB.")
     assert "Said before." in two.text
