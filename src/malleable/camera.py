@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 DEPTH_UNITS = {"m": 1.0, "mm": 1e-3, "0.1mm": 1e-4, "1/5000m": 1 / 5000}
 """Metres per count of the depth encodings in common use (the last one is TUM RGB-D's)."""
+
+# In pixels; what a file says beyond these is no camera's.
+_LEAST, _MOST = {"width": 1, "height": 1, "fx": 1e-3, "fy": 1e-3}, 1e6
 
 
 def to_metres(raw: Tensor, unit: str | float) -> Tensor:
@@ -98,9 +101,11 @@ class Camera:
         """A camera from ``width, height, fx, fy, cx, cy``, as the data layout's JSON files write it."""
         numbers = {}
         for name in ("width", "height", "fx", "fy", "cx", "cy"):
-            value = entries.get(name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise ValueError(f"camera needs a number {name!r}, got {value!r} in {dict(entries)}")
+            value: Any = entries.get(name)
+            least, kind = _LEAST.get(name, -_MOST), "whole number" if name in ("width", "height") else "number"
+            number = isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= _MOST
+            if not number or (least == 1 and value != int(value)):
+                raise ValueError(f"camera needs a {kind} {name!r} of {least:g} to {_MOST:g} pixels, got {value!r}")
             numbers[name] = value
         fx, fy, cx, cy = (float(numbers[name]) for name in ("fx", "fy", "cx", "cy"))
         return cls(fx, fy, cx, cy, (int(numbers["height"]), int(numbers["width"])))

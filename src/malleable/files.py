@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -28,6 +29,16 @@ def check_free(path: Path, overwrite: bool) -> None:
         raise ValueError(f"{path} is a folder; give the name of a file")
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists and is left as it is; choose another name or add --overwrite")
+
+
+def require_file(path: Path) -> None:
+    """Raise unless ``path`` is a regular file: to read a pipe or a device may never end."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing") from None
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{path} is not a regular file; only those are read, no folders, pipes or devices")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 
 from malleable.camera import DEPTH_UNITS, Camera
-from malleable.data.folder import IMAGE_SUFFIXES, Description, FolderDataset, read_depth
-from malleable.data.images import read_json, read_rgb
+from malleable.data.folder import IMAGE_SUFFIXES, Description, FolderDataset, read_camera, read_depth
+from malleable.data.images import read_rgb
 from malleable.data.opening import open_dataset
 from malleable.data.sample import Sample
 from malleable.data.tensors import IGNORE
@@ -57,7 +58,7 @@ class Flags:
     def camera_of(self, size: tuple[int, int], known: Camera | None) -> Camera | None:
         """The camera of an image of ``size``: ``known`` with what the flags say instead; None if nobody knows."""
         if self.camera is not None:
-            known = Camera.from_dict(read_json(self.camera))
+            known = read_camera(self.camera)
         fx, fy = (self.focal if given is None else given for given in (self.fx, self.fy))
         if known is not None and known.size != size:
             if self.camera is not None or fx is None or fy is None:
@@ -133,11 +134,11 @@ def _read(image: Path, depth: Path, camera: Path, id: str, flags: Flags, descrip
     size = (pixels.shape[1], pixels.shape[2])
     known = description.camera if description is not None else None
     try:
-        found = flags.camera_of(size, Camera.from_dict(read_json(camera)) if camera.exists() else known)
+        found = flags.camera_of(size, read_camera(camera) if os.path.exists(camera) else known)
     except ValueError as error:
         raise ValueError(f"{image}: {error}") from error
     metres = torch.zeros(size)
-    if depth.exists() or flags.depth is not None:
+    if os.path.exists(depth) or flags.depth is not None:
         if found is None:
             raise ValueError(f"{image} has depth but no camera; add --focal PIXELS, --camera FILE, or dataset.json")
         metres = _depth(depth, size, flags, description)

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import signal
 import struct
 import zlib
 from pathlib import Path
@@ -148,10 +151,57 @@ def test_depth_that_is_wholly_unknown_is_allowed(folder):
         ({"camera": {**CAMERA, "fx": None}}, "'fx'"),
         ({"camera": None}, r"a has no camera"),
         ({"camera": [640, 480]}, "'camera' must hold width"),
+        *(({"metres_per_count": m}, "'metres_per_count'") for m in (-1, 0, math.nan, 1e300, 10**400, 1e-300, True)),
+        *(({"ignore": value}, "'ignore'") for value in (-1, 256, 10**9, 255.0, "255", True)),
+        *(({"invalid_depth": value}, "'invalid_depth'") for value in (-1, 65536, 0.5, "0", False)),
+        *(({"camera": {**CAMERA, "fx": f}}, "'fx'") for f in (-20, 0, math.nan, 1e300, 10**400, 1e-300, "20", True)),
+        *(({"camera": {**CAMERA, "cy": value}}, "'cy'") for value in (math.inf, -1e300, "6", True)),
+        *(({"camera": {**CAMERA, "width": value}}, "'width'") for value in (-16, 0, 16.5, math.nan, 1e300, "16", True)),
+        ({"palette": [[True, 0, 0], [0, 0, 1], [0, 0, 2]]}, "'palette'"),
     ],
 )
 def test_a_wrong_description_names_its_file(folder, changes, message):
     breaks(folder(**changes), rf"dataset\.json.*{message}|{message}.*dataset\.json")
+
+
+@pytest.mark.parametrize("value", [-20, math.nan, 1e300, "20"])
+def test_a_wrong_camera_file_is_named(folder, value):
+    root = folder()
+    (root / "cameras").mkdir()
+    (root / "cameras/a.json").write_text(json.dumps({**CAMERA, "fx": value}))
+    breaks(root, r"cameras/a\.json: .*'fx'")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+@pytest.mark.parametrize(
+    "name", ["dataset.json", "splits/train.txt", "images/a.png", "depth/a.png", "labels/a.png", "cameras/a.json"]
+)
+def test_a_pipe_is_refused_and_not_waited_for(folder, name):
+    path = folder() / name
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
+    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("the pipe was waited for"))
+    signal.setitimer(signal.ITIMER_REAL, 5)
+    try:
+        breaks(path.parents[name.count("/")], f"{name} is not a regular file")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def test_the_longest_ids_are_read(folder):
+    root, id = folder(), "a" * 251  # with .png as long as a name can be, with .jpeg or .json longer
+    for kind in ("images", "depth", "labels"):
+        (root / kind / "a.png").rename(root / kind / f"{id}.png")
+    (root / "cameras").mkdir()
+    (root / "splits/train.txt").write_text(id)
+    assert FolderDataset(root, "train")[0].id == id
+
+
+def test_a_split_lies_in_the_folder(folder):
+    root = folder()
+    (root / "secret.txt").write_text("a\n")
+    breaks(root, r"split '\.\./secret' points outside", split="../secret")
 
 
 def test_broken_json(folder):
@@ -164,11 +214,18 @@ def test_a_missing_split_lists_those_there_are(folder):
     breaks(folder(), r"val\.txt is missing; .*'test', 'train'", split="val")
 
 
-@pytest.mark.parametrize("id", ["../secret", "/etc/passwd", "x/../../y", "..\\\\y"])
+@pytest.mark.parametrize("id", ["../secret", "/etc/passwd", "x/../../y", "..\\\\y", "C:y"])
 def test_ids_stay_inside_the_folder(folder, id):
     root = folder()
     (root / "splits/train.txt").write_text(f"{id}\n")
     breaks(root, "points outside")
+
+
+@pytest.mark.parametrize("id", ["./a", "sub//a", "a/", "a\0", "a\x1b[2J"])
+def test_ids_are_plain(folder, id):
+    root = folder()
+    (root / "splits/train.txt").write_text(f"{id}\n")
+    breaks(root, r"train\.txt: id .* cannot name a file")
 
 
 def test_a_split_may_begin_with_a_byte_order_mark(folder):

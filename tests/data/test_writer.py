@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from malleable.data import FolderDataset, FolderWriter, SyntheticScenes
+from malleable.data import FolderDataset, FolderWriter, Sample, SyntheticScenes
 
 
 def test_what_is_written_is_read_back(tmp_path):
@@ -26,15 +27,6 @@ def test_what_is_written_is_read_back(tmp_path):
         assert written.camera == read.camera  # each scene has a focal length of its own
 
 
-def test_depth_that_does_not_fit_is_invalid(tmp_path):
-    scene = SyntheticScenes("streets", size=(24, 32), length=1)[0]
-    writer = FolderWriter(tmp_path / "out", "far", list("abcdefghij"), [(0, 0, index) for index in range(10)])
-    writer.write(scene)
-    writer.finish({"train": [scene.id]})
-    depth = FolderDataset(tmp_path / "out", "train")[0].depth
-    assert ((depth == 0) == ((scene.depth == 0) | (scene.depth > 65535.5 / 5000))).all()
-
-
 def begin(folder, **changes):
     scenes = SyntheticScenes("rooms", size=(24, 32), length=1)
     arguments = {"name": "scenes", "classes": scenes.classes, "palette": scenes.palette, **changes}
@@ -46,6 +38,142 @@ def test_an_id_may_name_a_folder(tmp_path):
     writer.write(replace(scene, id="room/1"))
     writer.finish({"train": ["room/1"]})
     assert torch.equal(FolderDataset(tmp_path / "out", "train")[0].label, scene.label)
+
+
+UNSAFE_IDS = [
+    "", "../../escaped", "/escaped", "a/../../escaped", "..", "..\\escaped", "C:escaped", "C:/escaped", "a/./b", "a//b",
+    "a/", "a\0b", "a\nb", "a\rb", "a\u2028b", " a", "a ", "\ufeffa",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("id", UNSAFE_IDS)
+def test_an_id_that_names_no_file_of_the_set_is_refused(tmp_path, id):
+    scene, writer = begin(tmp_path / "sets" / "out")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match="id"):
+        writer.write(replace(scene, id=id))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_splits_spell_ids_as_samples_do(tmp_path):
+    scene, writer = begin(tmp_path / "out")
+    writer.write(replace(scene, id="a/b"))
+    with pytest.raises(ValueError, match=r"id 'a/\./b'"):
+        writer.finish({"train": ["a/./b"]})
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("split", ["", "../train", "a\nb"])
+def test_a_split_is_a_file_of_the_set(tmp_path, split):
+    scene, writer = begin(tmp_path / "out")
+    writer.write(scene)
+    with pytest.raises(ValueError, match="split"):
+        writer.finish({split: [scene.id]})
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("splits", [{}, {"train": [], "val": ["x"]}, {"train": ["x", "x"]}])
+def test_splits_that_could_not_be_read_are_refused(tmp_path, splits):
+    scene, writer = begin(tmp_path / "out")
+    writer.write(replace(scene, id="x"))
+    with pytest.raises(ValueError, match="split"):
+        writer.finish(splits)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sample_in_no_split_is_named(tmp_path):
+    scene, writer = begin(tmp_path / "out")
+    for id in ("a", "room/b"):
+        writer.write(replace(scene, id=id))
+    with pytest.raises(ValueError, match=r"1 samples are in no split, for example 'room/b'"):
+        writer.finish({"train": ["a"]})
+    writer.finish({"train": ["a"], "val": ["room/b"]})
+    assert (tmp_path / "out").is_dir()
+
+
+def test_two_samples_of_one_id_are_refused(tmp_path):
+    scene, writer = begin(tmp_path / "out")
+    writer.write(scene)
+    with pytest.raises(ValueError, match=f"id '{scene.id}' was written before"):
+        writer.write(scene)
+
+
+def far(scene, metres):
+    depth = scene.depth.clone()
+    depth[0, 3, 4] = metres
+    return replace(scene, id="x", depth=depth)
+
+
+@pytest.mark.parametrize(("metres", "unit"), [(60.0, "0.00092"), (4000.0, "0.062")])
+def test_depth_that_does_not_fit_is_named_with_the_unit_that_holds_it(tmp_path, metres, unit):
+    scene, writer = begin(tmp_path / "out")
+    with pytest.raises(ValueError, match=rf"x: .* {metres:g} m, .*13\.107 m.*metres_per_count={unit}"):
+        writer.write(far(scene, metres))
+    assert not list((tmp_path / "out.partial/images").iterdir())
+    scene, writer = begin(tmp_path / "other", metres_per_count=float(unit))
+    writer.write(far(scene, metres))
+
+
+@pytest.mark.parametrize("metres", [0.0, -1.0, float("nan"), float("inf")])
+def test_depth_that_no_sensor_measured_is_unknown(tmp_path, metres):
+    scene, writer = begin(tmp_path / "out")
+    writer.write(far(scene, metres))
+    writer.finish({"train": ["x"]})
+    assert FolderDataset(tmp_path / "out", "train")[0].depth[0, 3, 4] == 0
+
+
+def test_the_farthest_depth_that_fits_is_kept(tmp_path):
+    scene, writer = begin(tmp_path / "out")
+    writer.write(far(scene, 13.107))
+    writer.finish({"train": ["x"]})
+    assert FolderDataset(tmp_path / "out", "train")[0].depth[0, 3, 4] == pytest.approx(13.107)
+
+
+def test_without_a_palette_classes_get_the_default_colours(tmp_path):
+    scene, writer = begin(tmp_path / "out", palette=None)
+    writer.write(scene)
+    writer.finish({"train": [scene.id]})
+    assert len(set(FolderDataset(tmp_path / "out", "train").palette)) == 11
+
+
+def test_a_palette_may_be_an_array(tmp_path):
+    colours = np.arange(33, dtype=np.uint8).reshape(11, 3)
+    scene, writer = begin(tmp_path / "out", palette=colours)
+    writer.write(scene)
+    writer.finish({"train": [scene.id]})
+    np.testing.assert_array_equal(FolderDataset(tmp_path / "out", "train").palette, colours)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, ">u2", np.int32])
+def test_arrays_are_written_as_tensors_are(tmp_path, kind):
+    scene, writer = begin(tmp_path / "out")
+    parts = scene.image.numpy()[:, ::-1], scene.depth.numpy().astype(np.float64), scene.label.numpy().astype(kind)
+    sample = Sample(*parts, scene.camera, "x")
+    assert (sample.image.dtype, sample.depth.dtype, sample.label.dtype) == (torch.uint8, torch.float32, torch.int64)
+    writer.write(sample)
+    writer.finish({"train": ["x"]})
+    read = FolderDataset(tmp_path / "out", "train")[0]
+    assert torch.equal(read.image, scene.image.flip(1))
+    assert torch.equal(read.label, scene.label)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"image": [[1]]}, "image must be a tensor or an array, got list"),
+    ({"image": np.zeros((3, 24, 32), np.int64)}, "image must be uint8 or floating-point, got torch.int64"),
+    ({"depth": np.zeros((1, 24, 32), np.uint16)}, "malleable.to_metres converts counts"),
+    ({"label": np.zeros((24, 32))}, "label whole numbers"),
+])  # fmt: skip
+def test_arrays_of_a_wrong_kind_are_named(change, message):
+    scene = SyntheticScenes("rooms", size=(24, 32), length=1)[0]
+    with pytest.raises(TypeError, match=message):
+        replace(scene, **change)
+
+
+def test_only_images_that_are_not_normalised_are_written(tmp_path):
+    scene, writer = begin(tmp_path / "out")
+    with pytest.raises(TypeError, match=r"image must be uint8, got torch\.float32"):
+        writer.write(replace(scene, image=scene.image / 255))
+    assert not list((tmp_path / "out.partial/images").iterdir())
 
 
 def test_labels_of_no_class_are_refused(tmp_path):

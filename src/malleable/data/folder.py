@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,21 @@ from malleable.data.images import read_counts, read_indices, read_json, read_rgb
 from malleable.data.palette import Colour, check_palette, default_palette
 from malleable.data.sample import Sample, SampleDataset
 from malleable.data.tensors import IGNORE
+from malleable.files import require_file
 
 IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg")
 
+# Control characters, all line breaks, and what no UTF-8 file gives back.
+_NOT_IN_A_LINE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
+
 # A median depth outside these bounds, in metres, means a wrong unit: no such scene is an RGB-D camera's.
 _NEAREST_MEDIAN, _FARTHEST_MEDIAN = 0.02, 1000.0
+
+MOST_COUNTS = 65535
+"""Of a 16-bit depth file."""
+
+# Units in which a median within these bounds can be written.
+_FINEST, _COARSEST = _NEAREST_MEDIAN / MOST_COUNTS, _FARTHEST_MEDIAN
 
 
 @dataclass(frozen=True)
@@ -58,13 +70,16 @@ class Description:
         if len(classes) > IGNORE:
             raise ValueError(f"'classes' can hold at most {IGNORE} names, got {len(classes)}")
         unit = entries.get("metres_per_count")
-        if not isinstance(unit, (int, float)) or isinstance(unit, bool) or not 0 < unit < math.inf:
-            raise ValueError(f"'metres_per_count' must be a positive number, 0.001 for millimetres, got {unit!r}")
+        if isinstance(unit, bool) or not isinstance(unit, (int, float)) or not _FINEST <= unit <= _COARSEST:
+            raise ValueError(
+                f"'metres_per_count' must be a positive number, 0.001 for millimetres, and from {_FINEST:.1g} to "
+                f"{_COARSEST:g}, got {unit!r}"
+            )
         ignore, invalid = entries.get("ignore", IGNORE), entries.get("invalid_depth", 0)
-        for key, value in (("ignore", ignore), ("invalid_depth", invalid)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ValueError(f"{key!r} must be a whole number, got {value!r}")
-        if 0 <= ignore < len(classes):
+        for key, value, most in (("ignore", ignore, 255), ("invalid_depth", invalid, MOST_COUNTS)):
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+                raise ValueError(f"{key!r} must be a whole number of 0 to {most}, got {value!r}")
+        if ignore < len(classes):
             raise ValueError(f"'ignore' must not be the index of a class, got {ignore} ({classes[ignore]!r})")
         palette, camera = entries.get("palette"), entries.get("camera")
         if camera is not None and not isinstance(camera, Mapping):
@@ -103,8 +118,7 @@ class FolderDataset(SampleDataset):
         self.labelled = (self.root / "labels").is_dir()
         self._class_of = torch.full((256,), -1)
         self._class_of[: len(self.classes)] = torch.arange(len(self.classes))
-        if 0 <= self.description.ignore < 256:
-            self._class_of[self.description.ignore] = IGNORE
+        self._class_of[self.description.ignore] = IGNORE
         if strict:
             self._require_files()
 
@@ -128,7 +142,7 @@ class FolderDataset(SampleDataset):
 
     def _paths(self, id: str) -> tuple[Path, Path, Path]:
         candidates = [self.root / "images" / f"{id}{suffix}" for suffix in IMAGE_SUFFIXES]
-        image = next((path for path in candidates if path.exists()), candidates[0])
+        image = next((path for path in candidates if os.path.exists(path)), candidates[0])  # a name may be too long
         return image, self.root / "depth" / f"{id}.png", self.root / "labels" / f"{id}.png"
 
     def _require_files(self) -> None:
@@ -147,14 +161,11 @@ class FolderDataset(SampleDataset):
 
     def _camera(self, id: str) -> Camera:
         path = self._camera_path(id)
-        if not path.exists():
+        if not os.path.exists(path):  # a name may be too long
             if self.description.camera is None:
                 raise ValueError(f"{id} has no camera: add one to {self.root / 'dataset.json'} or write {path}")
             return self.description.camera
-        try:
-            return Camera.from_dict(read_json(path))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+        return read_camera(path)
 
     def _depth(self, path: Path, size: tuple[int, ...]) -> Tensor:
         return read_depth(path, size, self.description.metres_per_count, self.description.invalid_depth)
@@ -170,6 +181,15 @@ class FolderDataset(SampleDataset):
                 f"'ignore' ({self.description.ignore}); class indices start at 0"
             )
         return label
+
+
+def read_camera(path: Path) -> Camera:
+    """The camera in a JSON file of width, height, fx, fy, cx, cy."""
+    entries = read_json(path)
+    try:
+        return Camera.from_dict(entries)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def read_depth(path: Path, size: tuple[int, ...], metres_per_count: float, invalid: int = 0) -> Tensor:
@@ -194,23 +214,41 @@ def split_names(root: Path) -> list[str]:
     return sorted(path.stem for path in (root / "splits").glob("*.txt"))
 
 
+def check_id(id: str, what: str = "id") -> None:
+    """Raise unless ``id`` can name files of a data set, in folders or not, and fill one line of a split's file."""
+    parts = id.split("/")
+    if ".." in parts or id.startswith("/") or "\\" in id or PureWindowsPath(id).drive:
+        raise ValueError(f"{what} {id!r} points outside of the data set; write it like 'kitchen/0001'")
+    if "" in parts or "." in parts or id != id.strip() or _NOT_IN_A_LINE.search(id):
+        raise ValueError(
+            f"{what} {id!r} cannot name a file; write it like 'kitchen/0001', without empty parts, line breaks or "
+            "spaces around it"
+        )
+
+
+def check_split(ids: Sequence[str], where: str) -> None:
+    """Raise unless ``ids`` are those of a split: at least one, each once."""
+    if not ids:
+        raise ValueError(f"{where} is empty; a split names at least one id")
+    for id in ids:
+        check_id(id, f"{where}: id")
+    if len(set(ids)) < len(ids):
+        twice = next(id for id, count in Counter(ids).items() if count > 1)
+        raise ValueError(f"{where} lists {twice!r} twice")
+
+
 def _read_ids(root: Path, split: str) -> list[str]:
+    check_id(split, "split")
     path = root / "splits" / f"{split}.txt"
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"{path} is missing; the splits of {root} are {split_names(root)}")
+    require_file(path)
     try:
         text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text in UTF-8 ({error}); save it as such") from error
     ids = [line.strip() for line in text.splitlines() if line.strip()]
-    if not ids:
-        raise ValueError(f"{path} is empty; write one id a line")
-    for id in ids:
-        if PurePosixPath(id).is_absolute() or ".." in PurePosixPath(id).parts or "\\" in id:
-            raise ValueError(f"{path}: id {id!r} points outside of the data set")
-    if len(set(ids)) < len(ids):
-        twice = next(id for position, id in enumerate(ids) if id in ids[:position])
-        raise ValueError(f"{path} lists {twice!r} twice")
+    check_split(ids, str(path))
     return ids
 
 

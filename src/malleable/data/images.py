@@ -12,13 +12,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from malleable.files import whole_file
+from malleable.files import require_file, whole_file
 
 Array = npt.NDArray[Any]
 
 
 def read_pixels(path: Path, colour: bool = False) -> tuple[Array, str]:
     """The pixels of a PNG or JPEG file as they are, or as ``colour``, and the Pillow mode they have in the file."""
+    require_file(path)
     try:
         with Image.open(path, formats=("PNG", "JPEG")) as image:  # some other formats start programs
             limit = Image.MAX_IMAGE_PIXELS
@@ -29,8 +30,6 @@ def read_pixels(path: Path, colour: bool = False) -> tuple[Array, str]:
             mode = packed if packed in ("L;2", "L;4") else image.mode  # Pillow made 85 or 17 of 1
             convert = colour and image.mode != "RGB" and not deep
             return np.array(image.convert("RGB") if convert else image), mode
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing") from None
     except Image.DecompressionBombError as error:
         raise ValueError(
             f"{path} is too large to be read safely ({error}); raise PIL.Image.MAX_IMAGE_PIXELS if you trust it"
@@ -69,10 +68,9 @@ def read_indices(path: Path) -> Array:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object."""
+    require_file(path)
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing") from None
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error})") from error
     if not isinstance(entries, dict):

@@ -24,6 +24,6 @@ def check_palette(palette: object, classes: int) -> tuple[Colour, ...]:
         raise ValueError(f"'palette' must have one colour for each of the {classes} classes, got {palette!r}")
     for colour in palette:
         channels = list(colour) if isinstance(colour, Sequence) else []
-        if len(channels) != 3 or not all(isinstance(c, int) and 0 <= c <= 255 for c in channels):
+        if len(channels) != 3 or not all(type(c) is int and 0 <= c <= 255 for c in channels):
             raise ValueError(f"'palette' must hold [red, green, blue] of 0..255, got {colour!r}")
     return tuple(cast(Colour, tuple(colour)) for colour in palette)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -21,7 +22,7 @@ from malleable.data.tensors import Depth, Label
 class Sample:
     """One image and all that belongs to it. torchvision v2 transforms take it whole and return a Sample.
 
-    Plain tensors are wrapped, so that transforms know which is which.
+    Plain tensors are wrapped, so that transforms know which is which. NumPy arrays are copied into tensors.
 
     image: (3, H, W) uint8, float32 once normalised.
     depth: (1, H, W) float32 metres, 0 = invalid.
@@ -43,17 +44,29 @@ class Sample:
             ("depth", Depth, (1, *size)),
             ("label", Label, size),
         ):
-            tensor = getattr(self, name)
+            tensor = self._tensor(name)
             if tuple(tensor.shape) != expected:
                 raise ValueError(
                     f"sample {self.id!r}: {name} must be {expected} as its camera, got {tuple(tensor.shape)}"
                 )
             object.__setattr__(self, name, tensor.as_subclass(kind))
+        if self.image.dtype != torch.uint8 and not self.image.is_floating_point():
+            raise TypeError(f"sample {self.id!r}: image must be uint8 or floating-point, got {self.image.dtype}")
         if not self.depth.is_floating_point() or self.label.is_floating_point():
             raise TypeError(
                 f"sample {self.id!r}: depth must be floating-point metres and label whole numbers, got "
                 f"{self.depth.dtype} and {self.label.dtype}; malleable.to_metres converts counts"
             )
+
+    def _tensor(self, name: str) -> Tensor:
+        """The part ``name`` as a tensor; of an array floats become float32, and integers but uint8 int64."""
+        part: Any = getattr(self, name)
+        if isinstance(part, np.ndarray):
+            kind = {"f": np.float32, "i": np.int64, "u": np.int64}.get(part.dtype.kind, part.dtype)
+            part = torch.from_numpy(np.array(part, dtype=part.dtype if part.dtype == np.uint8 else kind))
+        if not isinstance(part, Tensor):
+            raise TypeError(f"sample {self.id!r}: {name} must be a tensor or an array, got {type(part).__name__}")
+        return part.long() if name == "label" and not part.is_floating_point() else part
 
 
 def _unflatten(parts: Iterable[Any], id: Any) -> Any:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
 
 from malleable.camera import Camera
-from malleable.data.folder import Description
-from malleable.data.images import read_json, write_png
-from malleable.data.palette import Colour
+from malleable.data.folder import MOST_COUNTS, Description, check_id, check_split
+from malleable.data.images import Array, read_json, write_png
+from malleable.data.palette import Colour, default_palette
 from malleable.data.sample import Sample
 from malleable.data.tensors import IGNORE
 from malleable.files import remove_partial, write_whole
@@ -28,9 +29,11 @@ class FolderWriter:
 
     Args:
         out: the folder to make. Nothing is overwritten: it must be absent or empty.
-        name, classes, palette: of the data set.
+        name, classes: of the data set.
+        palette: a colour per class; those that a data set without a palette is shown in by default.
         camera: the one that most samples share; every other sample gets a camera file of its own.
-        metres_per_count: the unit of the 16-bit depth files; depth beyond 65535 of them becomes invalid.
+        metres_per_count: the unit of the 16-bit depth files. They hold up to 65535 of it: farther depth is an error,
+            so give the pixels that a sensor only knows to be far the depth 0 or inf, which are invalid.
         settings: what else the samples depend on, as JSON. A folder begun with other settings is not continued.
     """
 
@@ -39,7 +42,7 @@ class FolderWriter:
         out: str | Path,
         name: str,
         classes: Sequence[str],
-        palette: Sequence[Colour],
+        palette: Sequence[Colour] | Array | None = None,
         camera: Camera | None = None,
         metres_per_count: float = METRES_PER_COUNT,
         settings: Mapping[str, Any] | None = None,
@@ -48,6 +51,8 @@ class FolderWriter:
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise ValueError(f"{self.out} exists and is left as it is; remove it or choose another folder")
         self.partial = self.out.with_name(self.out.name + ".partial")
+        self._written: set[str] = set()
+        palette = default_palette(len(classes)) if palette is None else palette
         description = {
             "name": name,
             "ignore": IGNORE,
@@ -56,7 +61,7 @@ class FolderWriter:
             **({} if camera is None else {"camera": camera.to_dict()}),
             "settings": dict(settings or {}),
             "classes": list(classes),
-            "palette": [list(colour) for colour in palette],
+            "palette": palette.tolist() if isinstance(palette, np.ndarray) else [list(colour) for colour in palette],
         }
         self.classes = Description.of(description, name).classes
         remove_partial(self.partial)
@@ -79,33 +84,69 @@ class FolderWriter:
         return all((self.partial / kind / f"{id}.png").exists() for kind in ("images", "depth", "labels"))
 
     def write(self, sample: Sample) -> None:
-        """Add a sample with a uint8 image. Safe from several threads."""
+        """Add a sample with a uint8 image and an id of its own. Safe from several threads."""
+        check_id(sample.id, "sample id")
+        if sample.id in self._written:
+            raise ValueError(f"sample id {sample.id!r} was written before; give every sample an id of its own")
+        if sample.image.dtype != torch.uint8:
+            raise TypeError(f"{sample.id}: image must be uint8, got {sample.image.dtype}; write what is not normalised")
         wrong = (sample.label != IGNORE) & ((sample.label < 0) | (sample.label >= len(self.classes)))
         if wrong.any():
             number = int(sample.label[wrong][0])
             raise ValueError(f"{sample.id}: labels must be 0 to {len(self.classes) - 1} or {IGNORE}, got {number}")
+        counts = self._counts(sample)
+        self._written.add(sample.id)
         if sample.camera != self.camera:
             camera = json.dumps(sample.camera.to_dict()).encode()
             write_whole(self._path("cameras", sample.id, ".json"), camera, sync=False)
         write_png(sample.image.permute(1, 2, 0).contiguous().numpy(), self._path("images", sample.id))
-        write_png(self._counts(sample.depth[0]), self._path("depth", sample.id))
+        write_png(counts, self._path("depth", sample.id))
         write_png(sample.label.numpy().astype(np.uint8), self._path("labels", sample.id))
 
     def finish(self, splits: Mapping[str, Sequence[str]]) -> None:
-        """Write the ids of each split, and give the folder its name."""
+        """Write the ids of each split, and give the folder its name. Every sample is in a split, or in several."""
+        if not splits:
+            raise ValueError("splits must hold at least one split: its name and the ids of its samples")
+        for split, ids in splits.items():
+            check_id(split, "split")
+            check_split(ids, f"split {split!r}")
         missing = [id for ids in splits.values() for id in ids if not self.has(id)]
         if missing:
             raise ValueError(f"splits name {len(missing)} samples that were not written, for example {missing[0]!r}")
+        labels = self.partial / "labels"
+        named = {id for ids in splits.values() for id in ids}
+        written = {path.relative_to(labels).with_suffix("").as_posix() for path in labels.rglob("*.png")}
+        left = sorted(written - named)
+        if left:
+            raise ValueError(
+                f"{len(left)} samples are in no split, for example {left[0]!r}; add them to one, or delete their files "
+                f"in {self.partial}"
+            )
         for split, ids in splits.items():
-            write_whole(self.partial / "splits" / f"{split}.txt", "".join(f"{id}\n" for id in ids).encode())
+            write_whole(self._path("splits", split, ".txt"), "".join(f"{id}\n" for id in ids).encode())
         os.replace(self.partial, self.out)
 
     def _path(self, kind: str, id: str, suffix: str = ".png") -> Path:
-        """Of a sample's file; an id may name folders too."""
+        """Of a sample's or a split's file; an id may name folders too."""
         path = self.partial / kind / f"{id}{suffix}"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def _counts(self, depth: Tensor) -> Any:
-        counts = np.rint(depth.numpy().astype(np.float64) / self.metres_per_count)
-        return np.where(np.isfinite(counts) & (counts > 0) & (counts <= 65535), counts, 0).astype(np.uint16)
+    def _counts(self, sample: Sample) -> Array:
+        """The depth in units of the file, 0 where it is not a positive number."""
+        depth = sample.depth[0].double().numpy()
+        depth = np.where(np.isfinite(depth) & (depth > 0), depth, 0)
+        counts = np.rint(depth / self.metres_per_count)
+        if counts.max() > MOST_COUNTS:
+            raise ValueError(
+                f"{sample.id}: the farthest depth is {depth.max():g} m, but files with metres_per_count="
+                f"{self.metres_per_count:g} end at {MOST_COUNTS * self.metres_per_count:g} m; depth must be in metres, "
+                f"and metres_per_count={_round_up(depth.max() / MOST_COUNTS):g} would hold it"
+            )
+        return counts.astype(np.uint16)
+
+
+def _round_up(number: float) -> float:
+    """To two digits."""
+    digit = 10.0 ** (math.floor(math.log10(number)) - 1)
+    return math.ceil(number / digit) * digit
