@@ -142,6 +142,102 @@ def test_wrong_files_are_named(tmp_path, capsys):
     assert not (tmp_path / "out.partial").exists()
 
 
+def replaced(mat: Path, name: str, make) -> None:
+    """What ``make(file)`` puts in the place of ``name``."""
+    with h5py.File(mat, "r+") as file:
+        del file[name]
+        make(file)
+
+
+def typed(name, kind):
+    return lambda file: file.create_dataset(name, data=np.ones((COUNT, WIDTH, HEIGHT), kind))
+
+
+def claimed(*, written=True, **shapes):
+    """Arrays of which one number at most is in the file."""
+
+    def make(file):
+        for name, shape in shapes.items():
+            kind = {"images": np.uint8, "labels": np.uint16, "depths": np.float32}[name]
+            if name in file:
+                del file[name]
+            array = file.create_dataset(name, shape, kind, chunks=(1,) * (len(shape) - 2) + (8, 8))
+            if written:
+                array[(0,) * len(shape)] = 1
+
+    return make
+
+
+def external(file):
+    with h5py.File(Path(file.filename).with_name("other.h5"), "w") as other:
+        other.create_dataset("labels", data=np.ones((COUNT, WIDTH, HEIGHT), np.uint16))
+    file["labels"] = h5py.ExternalLink("other.h5", "/labels")
+
+
+def soft(file):
+    file.create_dataset("elsewhere", data=np.ones((COUNT, WIDTH, HEIGHT), np.uint16))
+    file["labels"] = h5py.SoftLink("/elsewhere")
+
+
+def raw_bytes_elsewhere(file):
+    other = Path(file.filename).with_name("other.bin")
+    other.write_bytes(b"\1\0" * COUNT * WIDTH * HEIGHT)
+    file.create_dataset("labels", (COUNT, WIDTH, HEIGHT), np.uint16, external=[(str(other), 0, h5py.h5f.UNLIMITED)])
+
+
+def virtual(file):
+    layout = h5py.VirtualLayout((COUNT, WIDTH, HEIGHT), np.uint16)
+    layout[:] = h5py.VirtualSource("other.h5", "labels", (COUNT, WIDTH, HEIGHT))
+    file.create_virtual_dataset("labels", layout)
+
+
+def many_names(file):
+    file.create_dataset("names", (1, MANY), h5py.ref_dtype, chunks=(1, 100))[0, 0] = file["images"].ref
+
+
+def texts(*names):
+    def make(file):
+        references = [file.create_dataset(f"own/{i}", data=name).ref for i, name in enumerate(names)]
+        file.create_dataset("names", data=np.array([references], dtype=h5py.ref_dtype))
+
+    return make
+
+
+MANY = 10**9
+
+
+@pytest.mark.parametrize(("name", "make", "message"), [
+    ("images", lambda f: f.create_dataset("images", data=np.ones((COUNT, 3, WIDTH, HEIGHT))), "images holds float64"),
+    ("images", typed("images", np.uint8), "images has shape"),
+    ("images", lambda f: f.create_dataset("images", data=np.ones((0, 3, WIDTH, HEIGHT), np.uint8)), "images has shape"),
+    ("labels", typed("labels", np.float32), "labels holds float32"),
+    ("labels", lambda f: f.create_dataset("labels", data=np.full((COUNT, WIDTH, HEIGHT), -1)), "labels holds int64"),
+    ("depths", typed("depths", np.uint16), "depths holds uint16"),
+    ("names", lambda f: f.create_dataset("names", data=np.ones((1, 3))), "names holds float64"),
+    ("labels", lambda f: f.create_group("labels"), "labels is a group"),
+    ("names", lambda f: f.create_group("names"), "names is a group"),
+    ("labels", external, "labels is a link"),
+    ("labels", soft, "labels is a link"),
+    ("labels", raw_bytes_elsewhere, "labels lies in another file"),
+    ("labels", virtual, "labels lies in another file"),
+    ("images", claimed(images=(MANY, 3, WIDTH, HEIGHT), labels=(MANY, WIDTH, HEIGHT), depths=(MANY, WIDTH, HEIGHT)),
+     f"{MANY} images"),
+    ("images", claimed(images=(1, 3, 10**5, 10**5), labels=(1, 10**5, 10**5), depths=(1, 10**5, 10**5)), "640"),
+    ("images", claimed(written=False, images=(COUNT, 3, WIDTH, HEIGHT)), "images has no data"),
+    ("names", many_names, f"names has {MANY}"),
+    ("names", lambda f: f.create_dataset("names", data=["wall", "floor"]), "names holds object"),
+    ("names", texts(np.full(10**6, 65, np.uint16)), "names"),
+    ("names", texts(np.full(3, 1.5)), "names"),
+])  # fmt: skip
+def test_a_file_of_another_structure_is_refused_before_anything_is_written(mat, tmp_path, capsys, name, make, message):
+    replaced(mat, name, make)
+    assert main(["prepare", "nyudv2", str(mat), str(tmp_path / "out")]) == 1
+    error = capsys.readouterr().err
+    assert f"{mat}: " in error
+    assert message in error
+    assert not (tmp_path / "out.partial").exists()
+
+
 def test_a_wrong_size_is_named(mat, tmp_path, capsys):
     assert main(["prepare", "nyudv2", str(mat), str(tmp_path / "out"), "--size", "0", "3"]) == 1
     assert "size must be (height, width), both at least 1, got (0, 3)" in capsys.readouterr().err

@@ -22,6 +22,8 @@ from malleable.data.writer import FolderWriter
 
 DEPTHS = {"filled": "depths", "raw": "rawDepths"}
 
+_KINDS = {"u1": "uint8", "u": "whole numbers without a sign", "f": "floating-point metres", "O": "references"}
+
 
 @cache
 def _facts() -> dict[str, Any]:
@@ -73,11 +75,10 @@ def prepare_nyudv2(
     except OSError as error:
         raise ValueError(f"{file} cannot be read as HDF5 ({error}); download nyu_depth_v2_labeled.mat again") from error
     with mat:
-        needed = ("images", "labels", "names", DEPTHS[depth])
-        missing = [name for name in needed if name not in mat]
-        if missing:
-            raise ValueError(f"{file} has no {', '.join(missing)}; it is not nyu_depth_v2_labeled.mat")
-        reader = _Reader(mat, depth)
+        try:
+            reader = _Reader(mat, depth)
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}; it is not nyu_depth_v2_labeled.mat") from error
         view = reader.camera if size is None else reader.camera.resize(size)
         writer = FolderWriter(out, "nyudv2", classes(), palette(), view, settings=settings)
         resize = v2.Identity() if size is None else v2.Resize(size)
@@ -101,14 +102,25 @@ class _Reader:
     """Samples of the open file. MATLAB stores columns first: an H × W × N array shows here as (N, W, H)."""
 
     def __init__(self, mat: Any, depth: Literal["filled", "raw"]) -> None:
-        self.images, self.depths, self.labels = mat["images"], mat[DEPTHS[depth]], mat["labels"]
-        count, _, width, height = self.images.shape
+        missing = [name for name in ("images", "labels", "names", DEPTHS[depth]) if mat.get(name, getlink=True) is None]
+        if missing:
+            raise ValueError(f"it has no {', '.join(missing)}")
+        self.images = _array(mat, "images", "u1")
+        self.labels, self.depths = _array(mat, "labels", "u"), _array(mat, DEPTHS[depth], "f")
+        count, channels, width, height = self.images.shape if self.images.ndim == 4 else (0, 0, 0, 0)
+        if min(count, width, height) < 1 or channels != 3:
+            raise ValueError(f"images has shape {self.images.shape}, expected (images, 3, width, height)")
+        full = camera()
+        if count > _facts()["images"] or height > full.size[0] or width > full.size[1]:
+            raise ValueError(
+                f"it claims {count} images of {width} × {height} pixels, NYUDv2 has {_facts()['images']} of "
+                f"{full.size[1]} × {full.size[0]}"
+            )
         for name, array in (("labels", self.labels), (DEPTHS[depth], self.depths)):
             if array.shape != (count, width, height):
                 raise ValueError(f"{name} has shape {array.shape}, expected {(count, width, height)} as the images")
-        names = ["".join(map(chr, mat[reference][()].ravel())) for reference in mat["names"][()].ravel()]
-        self.class_of = _class_table(names)
-        self.camera = camera().resize((height, width))
+        self.class_of = _class_table(_names(mat))
+        self.camera = full.resize((height, width))
 
     def __len__(self) -> int:
         return int(self.images.shape[0])
@@ -122,6 +134,42 @@ class _Reader:
         depth = np.where(np.isfinite(depth) & (depth > 0), depth, 0)[None]
         label = torch.from_numpy(self.class_of[raw])
         return Sample(torch.from_numpy(image), torch.from_numpy(depth), label, self.camera, _id(index))
+
+
+def _array(mat: Any, name: str, kind: str) -> Any:
+    """The data set ``name`` of the open file, with data of ``kind`` (as in NumPy's ``dtype.str``) in this very file."""
+    import h5py
+
+    if not isinstance(mat.get(name, getlink=True), h5py.HardLink):
+        raise ValueError(f"{name} is a link to another place, which is not followed")
+    array = mat[name]
+    if not isinstance(array, h5py.Dataset):
+        raise ValueError(f"{name} is a group, not an array")
+    if array.is_virtual or array.external:
+        raise ValueError(f"{name} lies in another file, which is not read")
+    if kind not in array.dtype.str:
+        raise ValueError(f"{name} holds {array.dtype}, expected {_KINDS[kind]}")
+    if array.size and not array.id.get_storage_size():
+        raise ValueError(f"{name} has no data")
+    return array
+
+
+def _names(mat: Any) -> list[str]:
+    """Of the raw classes: references to arrays of 16-bit characters."""
+    import h5py
+
+    references = _array(mat, "names", "O")
+    if h5py.check_ref_dtype(references.dtype) is not h5py.Reference:
+        raise ValueError(f"names holds {references.dtype}, expected references")
+    if references.size > len(raw_to_class()):
+        raise ValueError(f"names has {references.size} entries, NYUDv2 has {len(raw_to_class())}")
+    names = []
+    for reference in references[()].ravel():
+        text: Any = mat[reference] if reference else None
+        if getattr(text, "dtype", None) != np.uint16 or text.size > 100:
+            raise ValueError(f"names must refer to short texts of 16-bit characters, got {text}")
+        names.append("".join(map(chr, text[()].ravel())))
+    return names
 
 
 def _class_table(names: Sequence[str]) -> Any:
