@@ -9,11 +9,21 @@ from xml.etree import ElementTree
 import matplotlib
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from malleable import figures
-from malleable.figures_style import BLUE, GREEN, ORANGE, SKY, VERMILLION, kernel_colours, kernel_labels, sides
+from malleable.figures_style import (
+    BLUE,
+    DEPTH_COLOURS,
+    GREEN,
+    ORANGE,
+    SKY,
+    VERMILLION,
+    kernel_colours,
+    kernel_labels,
+    sides,
+)
 
 CENTERS = np.array([-1.0, 0.1, 1.2])
 CLASSES, PALETTE = ("wall", "floor", "chair"), ((200, 0, 0), (0, 200, 0), (0, 0, 200))
@@ -219,13 +229,52 @@ def test_the_legend_names_only_classes_that_occur() -> None:
     assert names == ["wall", "chair", "unlabelled", "right", "wrong"]
 
 
-def test_unknown_depth_is_grey_and_known_depth_is_not() -> None:
+def test_unknown_depth_has_a_colour_that_no_known_depth_has() -> None:
     depth = np.array([[0.0, np.nan, np.inf, -1.0, 1.0, 2.0]])
     label = np.zeros((1, 6), int)
     figure = figures.qualitative([np.zeros((1, 6, 3), np.uint8)], [depth], [label], {"a": [label]}, CLASSES, PALETTE)
     shown = np.asarray(next(axes for axes in figure.axes if axes.get_title() == "depth").images[0].get_array())[0]
-    grey = to_rgb("#B0B0B0")
-    assert [bool(np.allclose(pixel, grey)) for pixel in shown] == [True] * 4 + [False] * 2
+    assert (shown[:4] == shown[0]).all()
+    colours = matplotlib.colormaps[DEPTH_COLOURS](np.linspace(0, 1, 256))[:, :3]
+    unknown, known = (np.atleast_2d(part) @ [0.299, 0.587, 0.114] for part in (shown[0], colours))
+    assert min(abs(unknown - known)) > 0.1  # in brightness, so that all can tell, on any screen and in print
+    assert any("white: unknown" in text for text in words(figure))
+
+
+MATHS = r"$\frac{a}{$ _x_ $5 \$"
+
+
+def with_names() -> list[Figure]:
+    """Figures with all words that are not their own."""
+    label, depth = np.zeros((12, 16), int), np.ones((12, 16))
+    field = figures.Field(np.arange(3.0), np.ones((1, 3)), np.zeros(1))
+    taps, g = np.array([[8, 6]]), np.ones((1, 1))
+    centers, ones = np.array([-1.0, 0.0, 1.0]), np.ones((1, 1))
+    assigning = figures.Assigning(np.arange(2.0), np.ones((3, 2)), np.ones((1, 2)), centers, 1.0)
+    return [
+        figures.qualitative([image()], [depth], [label], {MATHS: [label]}, [MATHS], PALETTE[:1]),
+        figures.receptive_fields({MATHS: {"res2": field}}, 1.0, 260.0),
+        figures.rebalancing({MATHS: (np.ones(1), np.ones(1), np.zeros(1))}, MATHS),
+        figures.training({MATHS: {"loss": (np.ones(1), np.ones(1))}, "b": {"loss": (np.ones(1), np.ones(1))}}),
+        figures.feature_maps([image()], [np.ones((1, 1, 6, 8))], np.zeros(1), [0], MATHS),
+        figures.neighbours(image(), depth, taps, g, np.ones(1, bool), (8, 6), np.zeros(1), MATHS),
+        figures.network(MATHS, 2, [figures.Stage("res2", 4, 64, (MATHS,))], [1], False, 256, 40),
+        figures.assigning_functions({MATHS: assigning}),
+        figures.receptive_field_path({MATHS: figures.FieldPath(np.ones(1), centers[None], np.ones(1), ones)}),
+    ]
+
+
+@pytest.mark.parametrize("usetex", [False, True])
+def test_names_are_drawn_as_they_are(usetex: bool) -> None:
+    with matplotlib.rc_context({"text.usetex": usetex}):
+        for figure in with_names():
+            drawn = "".join(words(figure))
+            assert "".join(MATHS.split()) in "".join(drawn.split())
+
+
+@pytest.mark.parametrize("draw", ALL, ids=lambda draw: draw.__name__)
+def test_symbols_are_drawn_as_mathematics(draw: Callable[[], Figure]) -> None:
+    assert not any("$" in text for text in words(draw()))
 
 
 def test_pictures_without_any_depth_are_drawn() -> None:

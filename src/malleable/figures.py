@@ -110,11 +110,13 @@ def assigning_functions(states: Mapping[str, Assigning]) -> Figure:
             below.plot(state.d, g, color=colour)
             below.axvline(a, color=colour, linewidth=0.8, linestyle=":")
         above.set_title(f"{title}\nt = {state.temperature:.3g}")
-        below.set_xlabel("← behind\u2003$d$\u2003in front →")
+        below.set_xlabel("← behind\u2003$d$\u2003in front →", parse_math=True)
         below.set_xlim(state.d[0], state.d[-1])
     coldest = min(state.temperature for state in states.values())
-    panels[0, 0].set(ylabel="$h_k$", ylim=(-4 / coldest, 2.5 / coldest))
-    panels[1, 0].set(ylabel="$g_k$", ylim=(0, 1.05))
+    panels[0, 0].set_ylabel("$h_k$", parse_math=True)
+    panels[0, 0].set_ylim(-4 / coldest, 2.5 / coldest)
+    panels[1, 0].set_ylabel("$g_k$", parse_math=True)
+    panels[1, 0].set_ylim(0, 1.05)
     _kernel_legend(
         figure,
         (state.centers[1:-1] for state in states.values()),
@@ -187,7 +189,7 @@ def rebalancing(layers: Mapping[str, tuple[Array, Array, Array]], counted: str) 
     panels[0].margins(y=0.1)
     headline(figure, f"Pixels per kernel, counted over {counted}")
     legend(figure, [Patch(color=GREY, alpha=0.4), Patch(color=GREY)],
-           ["before rebalancing ($g_k$)", "after ($s_k g_k$)"], width=2.3)  # fmt: skip
+           ["before rebalancing ($g_k$)", "after ($s_k g_k$)"], width=2.3, formulas=True)  # fmt: skip
     return figure
 
 
@@ -241,7 +243,7 @@ def receptive_field_path(layers: Mapping[str, FieldPath]) -> Figure:
         scales.set_xlim(left=0)
         scales.locator_params(axis="x", nbins=4)
     for row, label in zip(panels, ("centers $a_k$", "temperature $t$", "scales $s_k$"), strict=True):
-        row[0].set_ylabel(label)
+        row[0].set_ylabel(label, parse_math=True)
     _kernel_legend(figure, (path.centers[-1, 1:-1] for path in layers.values()), {"borders": ("--", GREY)})
     return figure
 

@@ -21,6 +21,7 @@ from malleable.figures_style import (
     ORANGE,
     PALE,
     SIGNED_COLOURS,
+    WHITE,
     Array,
     headline,
     kernel_colours,
@@ -197,10 +198,10 @@ def _depth_norm(depths: Sequence[Array]) -> LogNorm:
 
 
 def _depth_colours(depth: Array, norm: Normalize) -> Array:
-    """(H, W, 3) of 0..1, unknown depth in grey."""
+    """(H, W, 3) of 0..1, unknown depth in white, which is brighter than every known depth."""
     known = np.isfinite(depth) & (depth > 0)
     colours: Array = matplotlib.colormaps[DEPTH_COLOURS](norm(np.where(known, depth, 1.0)))[..., :3]
-    colours[~known] = to_rgb("#B0B0B0")
+    colours[~known] = to_rgb(WHITE)
     return colours
 
 
@@ -215,7 +216,7 @@ def _depth_bar(figure: Figure, norm: Normalize, panels: list[Any], shrink: float
                           aspect=14 / shrink, pad=0.03)  # fmt: skip
     bar.set_ticks(ticks, labels=[f"{tick:.3g}" for tick in ticks])
     bar.ax.minorticks_off()
-    bar.set_label("depth in metres (grey: unknown)", fontsize=8.5)
+    bar.set_label("depth in metres (white: unknown)", fontsize=8.5)
 
 
 def _class_colours(label: Array, palette: Sequence[Sequence[int]]) -> Array:
@@ -236,9 +237,9 @@ def _class_entries(shown: Array, classes: Sequence[str], palette: Sequence[Seque
 def _error_entries(names: Sequence[str]) -> dict[str, str]:
     """What the error map's colours mean, in the order of its values."""
     if len(names) == 1:
-        return {"right": "#FFFFFF", "wrong": ORANGE}
+        return {"right": WHITE, "wrong": ORANGE}
     first, last = names[0], names[-1]
-    return {"both right": "#FFFFFF", f"only {last} right": BLUE, f"only {first} right": ORANGE, "both wrong": "#4D4D4D"}
+    return {"both right": WHITE, f"only {last} right": BLUE, f"only {first} right": ORANGE, "both wrong": "#4D4D4D"}
 
 
 def _error_colours(label: Array, answers: Sequence[Array]) -> Array:

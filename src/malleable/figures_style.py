@@ -17,7 +17,7 @@ P = ParamSpec("P")
 
 # Okabe and Ito's colours.
 BLUE, SKY, GREEN, ORANGE, VERMILLION, PURPLE = "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7"
-INK, GREY, PALE = "#222222", "#7F7F7F", "#E8E8E8"
+INK, GREY, PALE, WHITE = "#222222", "#7F7F7F", "#E8E8E8", "#FFFFFF"
 LINES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, INK)
 """Things without a meaning of their own, runs for example."""
 DASHES = ("-", "--", ":", "-.")
@@ -52,6 +52,8 @@ _STYLE: Any = {  # every version of matplotlib types its keys in its own way
     "figure.facecolor": "white",
     "axes.facecolor": "white",
     "image.interpolation": "nearest",
+    "text.parse_math": False,  # names of classes and runs are no formulas
+    "text.usetex": False,
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "malleable",  # the same figure is the same file
 }
@@ -131,7 +133,10 @@ def headline(figure: Figure, text: str) -> None:
     figure.suptitle(fill(text, int(11 * figure.get_figwidth())), fontsize=11)
 
 
-def legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], width: float = 1.45) -> None:
-    """Below all panels, in as many columns of ``width`` inches as there is room for."""
+def legend(
+    figure: Figure, handles: Sequence[Any], labels: Sequence[str], width: float = 1.45, formulas: bool = False
+) -> None:
+    """Below all panels, in as many columns of ``width`` inches as there is room for. ``formulas``: between dollars."""
     columns = max(1, min(len(labels), int(figure.get_figwidth() / width)))
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    for text in figure.legend(handles, labels, loc="outside lower center", ncols=columns).get_texts():
+        text.set_parse_math(formulas)
