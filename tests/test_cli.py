@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import warnings
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +52,21 @@ def test_our_warnings_are_one_line_each() -> None:
 def test_as_a_module() -> None:
     finished = subprocess.run([sys.executable, "-m", "malleable", "--help"], capture_output=True, text=True, check=True)
     assert "usage: malleable COMMAND" in finished.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes break otherwise")
+@pytest.mark.parametrize(("words", "unbuffered"), [("--help", ""), ("cost --help", ""), ("check", ""), ("check", "1")])
+def test_a_reader_that_has_had_enough_ends_it_quietly(words: str, unbuffered: str, tmp_path: Path) -> None:
+    (tmp_path / "splits").mkdir()
+    (tmp_path / "splits" / "train.txt").write_text("")
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "malleable", *words.split(), *([str(tmp_path)] if words == "check" else [])]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    finished = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(write)
+    assert finished.stderr == ""
+    assert finished.returncode == 141  # as a program that SIGPIPE ended has it
 
 
 @pytest.mark.parametrize(

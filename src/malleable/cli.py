@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,10 +32,25 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Verb → ("module:function", what it does in one line). The function returns nothing, or an exit code."""
 
+_UNREAD = 128 + 13  # the shell's for a program that SIGPIPE ended
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``malleable VERB ...`` and return its exit code: 0 done, 1 the work failed, 2 it was called wrongly."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    """Run ``malleable VERB ...`` and return its exit code: 0 done, 1 the work failed, 2 it was called wrongly.
+
+    Where nobody reads on what it prints, as after ``| head``, it ends without a word and returns 141, as others do.
+    """
+    try:
+        try:
+            return _main(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed when Python ends
+        return _UNREAD
+
+
+def _main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return 0 if arguments else 2
@@ -50,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"malleable {verb}: {error}; 'malleable {verb} --help' lists what it takes", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError, RuntimeError) as error:
         print(f"malleable {verb}: {error}", file=sys.stderr)
         return 1
