@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import html
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +17,7 @@ import torch
 
 from malleable import cli
 from malleable.models import DeepLabV3Plus
+from malleable.share import card
 from malleable.trained import load_trained
 from toys import scenes, write_run
 
@@ -52,6 +56,19 @@ def test_a_folder_of_save_pretrained_is_read(tmp_path: Path) -> None:
     same(net, trained.net)
     assert trained.classes == ("class 0", "class 1", "class 2")
     assert not trained.net.training
+
+
+def test_names_are_words_on_the_card_and_nothing_else(run: Path) -> None:
+    names = ("<script>alert(1)</script>", "a|b", "[x](http://evil)", "*_`~$", "&lt;", "two\n# lines", "\\*")
+    trained = dataclasses.replace(load_trained(run), classes=names, dataset="<img src=x>\n\n# set")
+    text = card(trained)
+    assert "<" not in text
+    assert "# lines" not in text.splitlines()
+    assert "# set" not in text.splitlines()
+    (line,) = (line for line in text.splitlines() if line.startswith("DeepLabv3+"))
+    read = html.unescape(re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", line))  # as a reader of Markdown does
+    assert all(" ".join(name.split()) in read for name in (*names, trained.dataset))
+    assert not re.search(r"(?<!\\)(\\\\)*[*_`|\[\]~$]", line)
 
 
 def test_the_hub_is_reached_only_by_its_own_address(

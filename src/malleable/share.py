@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -68,8 +70,8 @@ def pull(source: str, out: str, revision: str | None = None, overwrite: bool = F
 def card(trained: Trained) -> str:
     """The model card: what the network is, what it learned from, how to use it."""
     config: Any = trained.net._hub_mixin_config
-    rows = [f"| {name} | {value} |" for name, value in sorted(config.items())]
-    learned = f" It was trained on {trained.dataset}" if trained.dataset else ""
+    rows = [f"| {name} | {_literal(value)} |" for name, value in sorted(config.items())]
+    learned = f" It was trained on {_literal(trained.dataset)}" if trained.dataset else ""
     learned += f" for {trained.step} steps." if learned and trained.step is not None else "." if learned else ""
     return "\n".join(
         [
@@ -81,7 +83,7 @@ def card(trained: Trained) -> str:
             "",
             "# RGB-D scene parsing with malleable",
             "",
-            f"DeepLabv3+ for {len(trained.classes)} classes: {', '.join(trained.classes)}.{learned}",
+            f"DeepLabv3+ for {len(trained.classes)} classes: {', '.join(map(_literal, trained.classes))}.{learned}",
             "",
             "| setting | value |",
             "|---|---|",
@@ -94,6 +96,12 @@ def card(trained: Trained) -> str:
             "",
         ]
     )
+
+
+def _literal(value: object) -> str:
+    """``value`` in Markdown that shows it as it is, in one line: no markup, no HTML."""
+    text = escape(" ".join(str(value).split()), quote=False)
+    return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", text)
 
 
 def _into(trained: Trained, folder: Path, overwrite: bool) -> None:
