@@ -23,6 +23,26 @@ def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("letter", ["x", "é", "深", "😀"])
+def test_names_may_be_as_long_as_the_file_system_allows(tmp_path: Path, letter: str) -> None:
+    path = tmp_path / f"{letter * (251 // len(letter.encode()))}.png"
+    with whole_path(path) as part:
+        part.write_bytes(b"half")
+        assert part.suffix == ".png"
+        write_whole(path, b"other")
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == b"half"
+
+
+def test_long_names_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    path = tmp_path / f"{'x' * 251}.png"
+    with whole_path(path) as part:
+        part.write_bytes(b"half")
+        assert remove_partial(tmp_path) == [part]
+        part.write_bytes(b"whole")
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_only_one_process_at_a_time_is_in_a_locked_folder(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nfrom malleable.files import locked\n"

@@ -18,6 +18,7 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 LOCK = ".lock"
 HOLDER = ".holder"
 _PATIENCE = 1.0  # seconds: who has just taken the lock has said so by then
+_LONGEST = 255  # bytes of a name, on all common file systems
 _PARTIAL = re.compile(r".+\.[0-9a-f]{32}\.part(\.[^.]+)?")
 
 
@@ -48,7 +49,9 @@ def whole_path(path: Path, sync: bool = True) -> Iterator[Path]:
     Without ``sync`` the disk is not waited for: faster for many files, which a power cut may then leave empty.
     """
     own = uuid4().hex  # another process may be writing the same file
-    part = path.with_name(f"{path.stem}.{own}.part{path.suffix}")  # some libraries go by the suffix
+    ending = f".{own}.part{path.suffix}"  # some libraries go by the suffix
+    stem = os.fsencode(path.stem)[: _LONGEST - len(os.fsencode(ending))].decode(errors="ignore")
+    part = path.with_name(stem + ending)
     try:
         yield part
         if sync:
