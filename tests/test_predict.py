@@ -119,6 +119,26 @@ def test_any_name_is_an_image_inside_of_the_layout_s_folder(folder: Path) -> Non
     assert "x_depth" in [item.id for item in find_items([str(folder)], None, Flags())]
 
 
+def test_an_image_may_have_the_longest_name(folder: Path, predict: Callable[..., int], tmp_path: Path) -> None:
+    """Longer ones are looked for beside it, and cannot be there."""
+    name = "x" * 251
+    (folder / "images" / f"{DATA.ids[0]}.png").rename(tmp_path / f"{name}.png")
+    (tmp_path / "cameras").mkdir()
+    assert predict(tmp_path / f"{name}.png", "--probabilities") == 0
+    assert (tmp_path / "out" / "overlay" / f"{name}.png").is_file()
+    assert (tmp_path / "out" / "probabilities" / f"{name}.npz").is_file()
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_camera_file_that_is_wrong_is_named(folder: Path, given: bool) -> None:
+    path = folder / "cameras" / f"{DATA.ids[0]}.json"
+    path.write_text(json.dumps({**DATA[0].camera.to_dict(), "fx": -1}))
+    image = folder / "images" / f"{DATA.ids[0]}.png"
+    (item,) = find_items([str(image)], None, Flags(camera=path) if given else Flags())
+    with pytest.raises(ValueError, match=rf"cameras/{DATA.ids[0]}\.json: .*'fx'"):
+        item.load()
+
+
 KNOWN = Camera(10.0, 11.0, 4.0, 3.0, (24, 32))
 
 
