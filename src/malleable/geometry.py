@@ -36,7 +36,7 @@ class Geometry:
 
     Args:
         depth: (N, 1, H, W) metres, at the resolution of the image. 0, negative, NaN and inf mark pixels without depth.
-        focal: pixels of that image; a number for all samples or a tensor (N,).
+        focal: pixels of that image, the mean of fx and fy; a number for all samples or a tensor (N,).
     """
 
     def __init__(self, depth: Tensor, focal: float | Tensor) -> None:

@@ -99,7 +99,10 @@ class SampleDataset(Dataset[Sample]):
 
 
 class Batch(NamedTuple):
-    """What a network and a loss are given. ``focal`` belongs to the image as it is here, after all transforms."""
+    """What a network and a loss are given.
+
+    ``focal``, the mean of fx and fy, belongs to the image as it is here, after all transforms.
+    """
 
     image: Tensor  # (N, 3, H, W) float32
     depth: Tensor  # (N, 1, H, W) float32 metres, 0 = invalid
