@@ -85,7 +85,14 @@ def test_a_file_may_build_on_another(tmp_path: Path) -> None:
         (("seeds: [7]", "seeds: [a]"), "row 'extra': seeds must be a list of whole numbers"),
         (("seeds: [7]", "seeds: [7, 7]"), "row 'extra': seeds must differ"),
         (("{lr: 0.5}", "{seed: 5}"), "row 'malleable K=3': train.seed is set"),
-        (("steps: 10", "steps: ten"), "train.steps"),
+        (("steps: 10", "steps: ten"), r"row 'extra': train.steps must be a whole number, got ten$"),
+        (("steps: 10", "keep: null"), r"row 'extra': train.keep must be a whole number, got null$"),
+        (("steps: 10", "seed: !!timestamp 2001-01-01"), r"settings.train.seed must be a number.*got !!timestamp"),
+        (
+            ("conv: null", "conv: maleable"),
+            r"row 'RGB': model.conv must be .* maleable, did you mean 'malleable'\?$",
+        ),
+        (("resnet18", "resnet19"), r"row 'extra': backbone must be a timm model.* got 'resnet19', .* 'resnet18'\?$"),
         (("lr: 0.5", "lr: -1"), r"study\.yaml, row 'malleable K=3': train.lr must be positive"),
         (("{lr: 0.5}", "seedy"), "row 'malleable K=3': train must hold settings by name, got 'seedy'"),
         (
@@ -95,10 +102,12 @@ def test_a_file_may_build_on_another(tmp_path: Path) -> None:
         (("{model: {conv: null}}", "{model: null}"), "row 'RGB': model must hold settings by name, got None"),
         (("  RGB:", "  12:"), "names of rows must be text, got 12; put it in quotes"),
         (("  RGB:", "  extra:"), "has 'extra' more than once in a section"),
-        (("title: Two methods", "titel: Two methods"), "titel"),
+        (("title: Two methods", "titel: Two methods"), r"yaml: unknown setting 'titel', did you mean 'title'\?$"),
+        (("title: Two methods", "title: 5"), r"yaml: title must be text, got 5$"),
+        (("title: Two methods", ""), r"yaml: the following arguments are required: title$"),
         (("  RGB:", "  EXTRA:"), "must differ in letters or digits, whatever their case, got 'extra' and 'EXTRA'"),
         (("  RGB:", "  '!?':"), "need a letter or digit, got '!\\?'"),
-        (("seeds: [3, 4]", "seeds: three"), "seeds"),
+        (("seeds: [3, 4]", "seeds: three"), r"yaml: seeds must be whole numbers, got three$"),
     ],
 )
 def test_errors_name_what_is_wrong(tmp_path: Path, change: tuple[str, str], message: str) -> None:

@@ -8,12 +8,12 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from malleable.options import UsageError, resolve
+from malleable.options import UsageError, explained, flat, nearest, resolve
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("malleable.bench:bench", "measure what the layers cost on this machine"),
@@ -56,15 +56,14 @@ def _main(arguments: list[str]) -> int:
         return 0 if arguments else 2
     verb, *rest = arguments
     if verb not in COMMANDS:
-        near = get_close_matches(verb, COMMANDS, n=1)
-        print(f"malleable: unknown command {verb!r}{f', did you mean {near[0]!r}?' if near else ''}", file=sys.stderr)
-        print(usage(), file=sys.stderr)
+        question = nearest(verb, COMMANDS)
+        print(f"malleable: unknown command {verb!r}{question} ('malleable --help' lists them)", file=sys.stderr)
         return 2
     try:
         with one_line_warnings():
             return run(verb, rest)
     except UsageError as error:
-        print(f"malleable {verb}: {error}; 'malleable {verb} --help' lists what it takes", file=sys.stderr)
+        print(f"malleable {verb}: {error} ('malleable {verb} --help' lists what it takes)", file=sys.stderr)
         return 2
     except BrokenPipeError:
         raise
@@ -99,12 +98,16 @@ def usage() -> str:
 
 
 def run(verb: str, arguments: Sequence[str]) -> int:
-    from jsonargparse import auto_cli
+    from jsonargparse import ArgumentError, auto_cli
 
     module, function = COMMANDS[verb][0].split(":")
     command: Callable[..., Any] = getattr(import_module(module), function)
     types = get_type_hints(command)
-    code = auto_cli(command, args=resolve(as_values(arguments, types), types), prog=f"malleable {verb}")
+    words = resolve(as_values(arguments, flat(types)), types)
+    try:
+        code = auto_cli(command, args=words, prog=f"malleable {verb}", exit_on_error=False)
+    except ArgumentError as error:
+        raise explained(error, types) from error
     return int(code or 0)
 
 
@@ -127,15 +130,18 @@ def as_values(arguments: Sequence[str], types: Mapping[str, Any]) -> list[str]:
         if kind is bool:
             result.append(left.pop(0) if left and left[0] in ("true", "false") else "true")
         elif get_origin(kind) is tuple:
-            length = len(get_args(kind))
-            if Ellipsis in get_args(kind):  # as many as there are words, or numbers
-                fits = (lambda word: not word.startswith("-")) if str in get_args(kind) else _is_number
-                length = next((n for n, value in enumerate(left) if not fits(value)), len(left))
             if left and left[0].startswith("["):
                 result.append(left.pop(0))
-            elif 0 < length <= len(left):
-                result.append(f"[{','.join(left[:length])}]")
-                del left[:length]
+                continue
+            numbers = int in get_args(kind) or float in get_args(kind)
+            fits = _is_number if numbers else (lambda word: not word.startswith("-"))
+            most = len(left) if Ellipsis in get_args(kind) else len(get_args(kind))
+            values = list(takewhile(fits, left[:most]))
+            if len(values) > 1 or (values and Ellipsis in get_args(kind)):
+                result.append(f"[{','.join(values)}]")
+                del left[: len(values)]
+            elif left and (values or not left[0].startswith("-")):
+                result.append(left.pop(0))
         elif position is not None and left and (kind is not None or word == "--config"):
             result.append(left.pop(0))
     if len(plain) > (position or 0):

@@ -1,16 +1,33 @@
-"""What the command line adds to jsonargparse: files that build on others, and the nearest name for an unknown one."""
+"""What the command line adds to jsonargparse: files that build on others, and answers of one line to what is wrong."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_type_hints
+from textwrap import shorten
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 BASE = "base"
 """The key of a YAML file that names the file it builds on, relative to its own folder."""
+
+_MOST_NODES = 10_000
+"""Values and sections of a file, aliases written out; those of a few lines can stand for millions."""
+
+_OWN = ("-h", "--help", "--print_config")
+_PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge")}
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    Path: "a path",
+    type(None): "null",
+}
+_MANY = {int: "whole numbers", float: "numbers"}
 
 
 class UsageError(ValueError):
@@ -23,34 +40,87 @@ def resolve(arguments: Sequence[str], types: Mapping[str, Any]) -> list[str]:
     Args:
         types: of the command's parameters; those of a dataclass are options of their own, ``--train.lr``.
     """
-    known = list(_names(types))
+    known = flat(types)
     left, result = list(arguments), []
     while left:
         argument = left.pop(0)
         name, equals, value = argument.partition("=")
-        if name == "--config":
+        option = name.removeprefix("--")
+        section = name.startswith("--") and is_dataclass(known.get(option))
+        if name == "--config" or section:
             if not equals and not left:
-                raise UsageError("--config needs a YAML file")
-            settings = read_settings(Path(value if equals else left.pop(0)))
+                raise UsageError(f"{name} needs a YAML file")
+            value = value if equals else left.pop(0)
+            settings = _load(value, name) if value.startswith("{") else read_settings(Path(value), name)
+            settings = {option: settings} if section else settings
             require_known(settings, types)
             result.append(f"--config={json.dumps(settings, ensure_ascii=False)}")
             continue
-        if name.startswith("--") and name not in ("--help", "--print_config"):
-            _require_known(name.removeprefix("--"), known)
+        if re.match("--?[A-Za-z]", name) and name not in _OWN and (option == name or option not in known):
+            raise _unknown(option, known)
         result.append(argument)
     return result
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """The settings of a YAML file over those of its ``base``. Nothing in the files is executed."""
-    return _read(path, ())
+def read_settings(path: Path, option: str = "--config") -> dict[str, Any]:
+    """The settings of a YAML file over those of its ``base``. Nothing in the files is executed.
+
+    Args:
+        option: that names the file, for errors.
+    """
+    return _read(path, option, ())
 
 
-def require_known(settings: Mapping[str, Any], types: Mapping[str, Any]) -> None:
-    """Raise if ``settings`` name anything that is not among ``types``, with the nearest name."""
-    known = list(_names(types))
-    for key in _keys(settings):
-        _require_known(key, known)
+def require_known(settings: Mapping[str, Any], types: Mapping[str, Any], prefix: str = "") -> None:
+    """Raise if ``settings`` name anything that is not among ``types``, with the nearest name.
+
+    Raises also for what jsonargparse lets pass in a file: sections without names, and null for what cannot be null.
+    """
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if "." in str(key):  # could not be merged with the section of another file
+            section, _, rest = str(key).partition(".")
+            raise UsageError(f"write the setting {name!r} as a section, {prefix}{section}: {{{rest}: ...}}")
+        if key not in types:
+            raise _unknown(name, [f"{prefix}{known}" for known in flat(types)])
+        kind = types[key]
+        if is_dataclass(kind):
+            if not isinstance(value, dict):
+                raise UsageError(f"{name} must hold settings by name, got {value!r}")
+            require_known(value, _field_types(kind), f"{name}.")
+        elif value is None and kind is not Any and type(None) not in get_args(kind):
+            raise UsageError(_wrong(name, kind, "null"))
+
+
+def explained(error: Exception, types: Mapping[str, Any]) -> UsageError:
+    """What jsonargparse finds wrong, in one line: the setting, what it takes and what it got."""
+    message = " ".join(str(error).split())
+    found = re.match(r'Parser key "([^"]+)":.* value: ?(.*)', message) or re.match(
+        r"argument (?:--)?([^ :]+): expected()", message
+    )
+    known = flat(types)
+    if found is None or found[1] not in known:
+        return UsageError(shorten(message, 250, placeholder=" …"))
+    return UsageError(_wrong(found[1], known[found[1]], found[2]))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The question whether another name was meant, empty if none is like ``name``."""
+    known = list(known)
+    begun = [other for other in known if name and other.startswith(name.lower())]
+    found = begun or get_close_matches(name.lower(), known, n=1)
+    return f", did you mean {found[0]!r}?" if found else ""
+
+
+def flat(types: Mapping[str, Any]) -> dict[str, Any]:
+    """Option → its type, those of a dataclass after it: ``train``, ``train.lr``, …"""
+    result = {}
+    for name, kind in types.items():
+        if name != "return":
+            result[name] = kind
+            if is_dataclass(kind):
+                result.update({f"{name}.{option}": inner for option, inner in flat(_field_types(kind)).items()})
+    return result
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,55 +132,66 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
-    from jsonargparse import get_loader  # PyYAML's safe loader, with numbers such as 1e-4
-
+def _read(path: Path, option: str, above: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in above:
         raise UsageError(f"{path} builds on itself: {' → '.join(map(str, (*above, path.resolve())))}")
     if not path.is_file():
-        raise UsageError(f"--config: there is no file {path}" + (f", the base of {above[-1]}" if above else ""))
+        raise UsageError(f"{option}: there is no file {path}" + (f", the base of {above[-1]}" if above else ""))
     try:
         text = path.read_text(encoding="utf-8")
-        settings = get_loader("yaml")(text)
-    except Exception as error:  # whatever the loader's library raises
-        raise UsageError(f"--config: {path} is no plain YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
-        raise UsageError(f"--config: {path} must hold settings by name, got a {type(settings).__name__}")
-    _require_once(text, path)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"{option}: {path} is no plain YAML: {error}") from error
+    settings = _load(text, f"{option}: {path}")
     base = settings.pop(BASE, None)
     if base is None:
         return settings
     if not isinstance(base, str):
-        raise UsageError(f"--config: {BASE!r} in {path} must name one file, got {base!r}")
-    return merged(_read(path.parent / base, (*above, path.resolve())), settings)
+        raise UsageError(f"{option}: {BASE!r} in {path} must name one file, got {base!r}")
+    return merged(_read(path.parent / base, option, (*above, path.resolve())), settings)
 
 
-def _require_once(text: str, path: Path) -> None:
-    """Raise if a section has two entries of one name, of which YAML's loader would drop the first."""
+def _load(text: str, source: str) -> dict[str, Any]:
+    """The settings of a YAML text of ``source``."""
+    from jsonargparse import get_loader  # PyYAML's safe loader, with numbers such as 1e-4
+
+    try:
+        _require_plain(text, source)
+        settings = get_loader("yaml")(text)
+    except UsageError:
+        raise
+    except Exception as error:  # whatever the loader's library raises
+        reason = shorten(" ".join(str(error).split()), 200, placeholder=" …")
+        raise UsageError(f"{source} is no plain YAML: {reason}") from error
+    if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
+        raise UsageError(f"{source} must hold settings by name, got a {type(settings).__name__}")
+    return settings
+
+
+def _require_plain(text: str, source: str) -> None:
+    """Raise before YAML's loader makes objects of tags, drops the first of two entries, or writes out an alias bomb."""
     import yaml  # type: ignore[import-untyped]  # comes with jsonargparse
 
-    nodes, seen = [yaml.compose(text, Loader=yaml.SafeLoader)], set()
+    nodes, seen = [("", yaml.compose(text, Loader=yaml.SafeLoader))], 0
     while nodes:
-        node = nodes.pop()
-        if id(node) in seen:  # again, by an alias
-            continue
-        seen.add(id(node))
+        name, node = nodes.pop()
+        seen += 1
+        if seen > _MOST_NODES:
+            raise UsageError(f"{source} holds more than {_MOST_NODES} values, aliases written out; settings are few")
+        if node is not None and node.tag not in _PLAIN_TAGS:
+            value = shorten(node.value, 60) if isinstance(node, yaml.ScalarNode) else "…"
+            got = f"{node.tag.replace('tag:yaml.org,2002:', '!!')} {value}"
+            raise UsageError(
+                f"{source} is no plain YAML: {name or 'it'} must be a number, text (in quotes), list or section, "
+                f"got {got}"
+            )
         if isinstance(node, yaml.SequenceNode):
-            nodes += node.value
+            nodes += [(name, value) for value in node.value]
         elif isinstance(node, yaml.MappingNode):
-            nodes += [value for _, value in node.value]
             names = [key.value for key, _ in node.value]
-            twice = [name for name in names if names.count(name) > 1 and name != "<<"]
+            nodes += [(f"{name}.{key.value}".lstrip("."), value) for key, value in node.value]
+            twice = [key for key in names if names.count(key) > 1 and key != "<<"]
             if twice:
-                raise UsageError(f"--config: {path} has {twice[0]!r} more than once in a section; leave only one")
-
-
-def _names(types: Mapping[str, Any]) -> Iterator[str]:
-    for name, kind in types.items():
-        if name != "return":
-            yield name
-            if is_dataclass(kind):
-                yield from (f"{name}.{item}" for item in _names(_field_types(kind)))
+                raise UsageError(f"{source} has {twice[0]!r} more than once in a section; leave only one")
 
 
 def _field_types(kind: Any) -> dict[str, Any]:
@@ -118,20 +199,48 @@ def _field_types(kind: Any) -> dict[str, Any]:
     return {item.name: types[item.name] for item in fields(kind)}
 
 
-def _keys(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in settings.items():
-        if "." in str(key):  # could not be merged with the section of another file
-            section, _, rest = str(key).partition(".")
-            raise UsageError(f"write the setting {key!r} as a section, {section}: {{{rest}: ...}}")
-        if isinstance(value, dict):
-            yield from _keys(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
-
-
-def _require_known(name: str, known: Sequence[str]) -> None:
-    if name.replace("-", "_") in known:
-        return
+def _unknown(name: str, known: Iterable[str]) -> UsageError:
+    """An error with the name that is nearest, by initials or letters: train.lr for train.learning_rate."""
+    known = list(known)
     ends = {option.rpartition(".")[2]: option for option in reversed(known)}
-    near = get_close_matches(name, known, n=1) or [ends[end] for end in get_close_matches(name, ends, n=1)]
-    raise UsageError(f"unknown setting {name!r}{f', did you mean {near[0]!r}?' if near else ''}")
+    plain = name.lower().replace("-", "_").strip("_")
+    end = plain.rpartition(".")[2]
+    near = [ends[other] for other in ends if _initials(end) == other or _initials(other) == end]
+    near += get_close_matches(plain, known, n=1)
+    near += [ends[other] for other in get_close_matches(plain, ends, n=1)]
+    return UsageError(f"unknown setting {name!r}{f', did you mean {near[0]!r}?' if near else ''}")
+
+
+def _initials(name: str) -> str | None:
+    words = name.split("_")
+    return "".join(word[:1] for word in words) if len(words) > 1 else None
+
+
+def _wrong(name: str, kind: Any, value: str) -> str:
+    got = shorten(value, 80, placeholder=" …") or "nothing"
+    return f"{name} must be {_allowed(kind)}, got {got}{nearest(value, _choices(kind))}"
+
+
+def _allowed(kind: Any) -> str:
+    *others, last = _alternatives(kind)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _alternatives(kind: Any) -> list[str]:
+    """What a setting of a type takes, in words."""
+    inner = get_args(kind)
+    if get_origin(kind) is Literal:
+        return list(map(str, inner))
+    if get_origin(kind) in (tuple, list):
+        many = f"some of {', '.join(_choices(inner[0]))}" if _choices(inner[0]) else _MANY.get(inner[0], "words")
+        return [f"{len(inner)} {many}" if get_origin(kind) is tuple and Ellipsis not in inner else many]
+    if get_origin(kind) is dict:
+        return ["settings by name"]
+    return [word for option in inner for word in _alternatives(option)] or [_WORDS.get(kind, "settings by name")]
+
+
+def _choices(kind: Any) -> list[str]:
+    """The names that a setting of a type can be."""
+    if get_origin(kind) is Literal:
+        return [name for name in get_args(kind) if isinstance(name, str)]
+    return [name for option in get_args(kind) for name in _choices(option)]

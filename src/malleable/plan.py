@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from malleable.config import Config
-from malleable.options import UsageError, merged, read_settings, require_known
+from malleable.models.backbone import require_backbone
+from malleable.options import UsageError, explained, merged, read_settings, require_known
 
 
 @dataclass(frozen=True)
@@ -84,16 +85,9 @@ def read_plan(path: Path, steps: int | None = None) -> Plan:
         row, where = dict(row or {}), f"{path}, row {name!r}"
         seeds = _checked_seeds(where, row.pop("seeds", file.seeds))
         settings = merged(file.settings, row)
-        try:
-            require_known(settings, get_type_hints(Config))
-        except UsageError as error:
-            raise UsageError(f"{where}: {error}") from error
-        for section, values in settings.items():
-            if not isinstance(values, dict):
-                raise UsageError(f"{where}: {section} must hold settings by name, got {values!r}")
+        config = _parse(where, Config, settings)
         if "seed" in settings.get("train", {}):
             raise UsageError(f"{where}: train.seed is set, but each run gets one of seeds; leave it out")
-        config = _parse(where, Config, settings)
         if not config.train.validate_last:
             raise UsageError(f"{where}: train.validate_last is off, but a study reports that validation; leave it on")
         for place, seed in enumerate(seeds):
@@ -133,10 +127,17 @@ def _parse(where: str, kind: Any, values: Mapping[str, Any]) -> Any:
     """``values`` checked against the types of the dataclass ``kind``, as the command line does."""
     from jsonargparse import ArgumentError, ArgumentParser
 
+    types = get_type_hints(kind)
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--study", type=kind)
+    parser.add_class_arguments(kind)
     try:
-        parsed = parser.parse_object({"study": values}).study.as_dict()
-        return Config.from_dict(parsed) if kind is Config else kind(**parsed)
-    except (ArgumentError, ValueError) as error:
-        raise UsageError(f"{where}: {' '.join(str(error).split())}") from error
+        require_known(values, types)
+        parsed = parser.parse_object(dict(values)).as_dict()
+        if kind is not Config:
+            return kind(**parsed)
+        require_backbone(parsed["model"]["backbone"])  # now, not when the row's turn comes
+        return Config.from_dict(parsed)
+    except ArgumentError as error:
+        raise UsageError(f"{where}: {explained(error, types)}") from error
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from error

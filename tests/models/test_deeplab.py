@@ -222,6 +222,8 @@ class TestPretrained:
     ("arguments", "message"),
     [
         ({"backbone": "resnet1"}, "backbone must be a timm model.*'resnet1'"),
+        ({"backbone": "resnet19"}, r"got 'resnet19', did you mean 'resnet18'\?"),
+        ({"backbone": "ResNet-50s"}, r"got 'ResNet-50s', did you mean 'resnet50s'\?"),
         ({"backbone": "densenet121"}, "'densenet121' does not take output_stride=16"),
         ({"backbone": "hgnet_tiny"}, "'hgnet_tiny' gives features at"),
         ({"output_stride": 4}, "output_stride must be 8, 16 or 32, got 4"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,14 +56,23 @@ def load(network: Converted, name: str, pretrained: bool | str | Path) -> None:
         network.load_original(_pick(read_weights(pretrained), network.original_state(), source))
 
 
+def require_backbone(name: str) -> None:
+    """Raise if timm has no model of this name, with the nearest that it has."""
+    import timm
+
+    if not timm.is_model(name):
+        near = get_close_matches(name.lower(), timm.list_models(), n=1)
+        question = f", did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"backbone must be a timm model, see timm.list_models(), got {name!r}{question}")
+
+
 def _create(name: str, output_stride: int, **options: Any) -> Any:
     """timm's ``name`` as a list of feature maps, the last at ``output_stride``."""
     import timm  # takes a second to import
 
     if output_stride not in (8, 16, 32):
         raise ValueError(f"output_stride must be 8, 16 or 32, got {output_stride}")
-    if not timm.is_model(name):
-        raise ValueError(f"backbone must be a timm model, see timm.list_models(), got {name!r}")
+    require_backbone(name)
     if output_stride != 32:
         options["output_stride"] = output_stride
     try:
