@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import takewhile
-from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from malleable.options import UsageError, explained, flat, nearest, resolve
@@ -74,15 +73,11 @@ def _main(arguments: list[str]) -> int:
 
 @contextmanager
 def one_line_warnings() -> Iterator[None]:
-    """Warnings of ours are sentences for the user, who need not know the line of code that gave them."""
-    before, ours = warnings.formatwarning, Path(__file__).parent
+    """Warnings are sentences for the user, who need not know the line of code that gave them."""
+    before = warnings.formatwarning
 
-    def formatted(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-    ) -> str:
-        if Path(filename).is_relative_to(ours):
-            return f"warning: {message}\n"
-        return before(message, category, filename, lineno, line)
+    def formatted(message: Warning | str, *_: object, **__: object) -> str:
+        return f"warning: {' '.join(str(message).split())}\n"
 
     warnings.formatwarning = formatted
     try:
