@@ -267,9 +267,148 @@ def test_nothing_is_overwritten_silently(
     assert mine.read_bytes() != b"mine"
 
 
+def test_interrupted_it_goes_on(
+    folder: Path, predict: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One image is done, one has a file cut short and half a file of a killed process, one has nothing yet."""
+    out = tmp_path / "out"
+    assert predict(folder, "--probabilities") == 0
+    wanted = {path: path.read_bytes() for path in out.rglob("*.*")}
+    done, cut, absent = DATA.ids[:3]
+    for path in wanted:
+        if path.stem == absent:
+            path.unlink()
+    broken = out / "probabilities" / f"{cut}.npz"
+    broken.write_bytes(broken.read_bytes()[:-30])
+    part = out / "labels" / f"{absent}.{'0' * 32}.part.png"
+    part.write_bytes(b"half")
+    before = (out / "labels" / f"{done}.png").stat().st_mtime_ns
+    capsys.readouterr()
+    assert predict(folder, "--probabilities") == 1
+    assert "--resume" in capsys.readouterr().err
+    assert predict(folder, "--probabilities", "--resume") == 0
+    printed = capsys.readouterr().out
+    assert "3 of 3 images are labelled" in printed
+    assert "1 of them before" in printed
+    assert (out / "labels" / f"{done}.png").stat().st_mtime_ns == before
+    assert sorted(out.rglob("*.*")) == sorted(wanted)
+    assert all(path.read_bytes() == wanted[path] for path in wanted if path.suffix == ".png")
+    with np.load(broken, allow_pickle=False) as kept:
+        assert kept["probabilities"].shape == (len(DATA.classes), 24, 32)
+
+
+@pytest.mark.parametrize("kind", ["labels", "colour", "overlay"])
+def test_a_picture_cut_short_is_made_again(
+    kind: str, folder: Path, predict: Callable[..., int], tmp_path: Path
+) -> None:
+    assert predict(folder) == 0
+    path = tmp_path / "out" / kind / f"{DATA.ids[1]}.png"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    assert predict(folder, "--resume") == 0
+    assert path.read_bytes() == whole
+
+
+def test_what_stops_it_says_how_to_go_on(
+    folder: Path, predict: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("malleable.predict.predict_items", stop)
+    assert predict(folder) == 130
+    assert "--resume" in capsys.readouterr().err
+
+
+def loose(folder: Path, tmp_path: Path) -> Path:
+    """An image away from its data set."""
+    image = tmp_path / "photo.png"
+    image.write_bytes((folder / "images" / f"{DATA.ids[0]}.png").read_bytes())
+    return image
+
+
+@pytest.mark.parametrize("shape", [(24, 32), (1, 24, 32)])
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16])
+def test_depth_in_metres_as_numpy_writes_it(
+    shape: tuple[int, ...], kind: type[np.floating], folder: Path, tmp_path: Path
+) -> None:
+    metres = DATA[0].depth.as_subclass(Tensor).numpy().astype(kind)
+    metres[0, 0, :3] = np.nan, np.inf, -1
+    image, depth = loose(folder, tmp_path), tmp_path / "photo_depth.npy"
+    np.save(depth, metres.reshape(shape))
+    loud = tmp_path / "Z.NPY"
+    loud.write_bytes(depth.read_bytes())
+    for flags in (
+        Flags(focal=FOCAL),
+        Flags(loud, focal=FOCAL),
+        Flags(depth, focal=FOCAL),
+        Flags(depth, "m", focal=FOCAL),
+    ):
+        (item,) = find_items([str(image)], None, flags)
+        sample = item.load()
+        expected = np.nan_to_num(metres.astype(np.float32), nan=0, posinf=0, neginf=0).clip(0)
+        assert sample.depth.dtype == torch.float32
+        assert np.array_equal(sample.depth.numpy(), expected)
+
+
+def test_numpy_s_depth_in_the_layout_s_folder(folder: Path) -> None:
+    """Its unit is metres, whatever dataset.json says of counts."""
+    depth = folder / "depth" / f"{DATA.ids[0]}.png"
+    depth.unlink()
+    np.save(depth.with_suffix(".npy"), DATA[0].depth.as_subclass(Tensor).numpy())
+    sample = find_items([str(folder)], None, Flags())[0].load()
+    assert torch.equal(sample.depth.as_subclass(Tensor), DATA[0].depth.as_subclass(Tensor))
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (np.ones((24, 32), np.uint16), "holds uint16, but depth in .npy is floating point, in metres; .*16-bit"),
+        (np.ones((24, 31), np.float32), "24×31 .* but its image is 24×32"),
+        (np.ones((24, 32, 1), np.float32), r"shape \(24, 32, 1\), not \(H, W\) or \(1, H, W\)"),
+        (np.full((24, 32), 2500.0), "looks like a wrong unit"),
+        (np.array([{}]), "cannot be read as an array"),
+    ],
+    ids=["counts", "size", "shape", "unit", "pickle"],
+)
+def test_other_arrays_are_refused(array: np.ndarray, words: str, folder: Path, tmp_path: Path) -> None:
+    image = loose(folder, tmp_path)
+    np.save(tmp_path / "photo_depth.npy", array)
+    with pytest.raises(ValueError, match=words):
+        find_items([str(image)], None, Flags(focal=FOCAL))[0].load()
+
+
+@pytest.mark.parametrize("name", ["depth/x.jpg", "depth/x.jpeg"])
+def test_depth_as_jpeg_is_called_so(name: str, folder: Path) -> None:
+    png = folder / "depth" / f"{DATA.ids[0]}.png"
+    png.unlink()
+    Image.new("L", (32, 24), 9).save(png.with_suffix(Path(name).suffix))
+    with pytest.raises(ValueError, match=r"\.jpe?g is a JPEG image: 8 bits, and lossy.* 16-bit grey PNG"):
+        find_items([str(folder)], None, Flags())[0].load()
+
+
+def test_depth_as_jpeg_beside_an_image_is_called_so(folder: Path, tmp_path: Path) -> None:
+    image = loose(folder, tmp_path)
+    Image.new("L", (32, 24), 9).save(tmp_path / "photo_depth.jpg")
+    (item,) = find_items([str(tmp_path)], None, Flags(unit="mm", focal=FOCAL))
+    assert item.id == image.stem
+    with pytest.raises(ValueError, match="is a JPEG image"):
+        item.load()
+
+
+def test_depth_of_8_bits_and_of_other_formats_is_called_so(folder: Path, tmp_path: Path) -> None:
+    image = loose(folder, tmp_path)
+    Image.new("L", (32, 24), 9).save(tmp_path / "d.png")
+    (tmp_path / "d.tiff").write_bytes(b"II*")
+    for name, words in (("d.png", "8-bit image"), ("d.tiff", r"d.tiff .* 16-bit grey PNG .* \.npy")):
+        with pytest.raises(ValueError, match=words):
+            find_items([str(image)], None, Flags(tmp_path / name, "mm", focal=FOCAL))[0].load()
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        (["--resume", "--overwrite"], "resume keeps what is written"),
         (["--unit", "inch"], "unit must be metres per count or one of m, mm, 0.1mm, 1/5000m, got 'inch'"),
         (["--unit", "-1"], "unit must be"),
         (["--depth", "nowhere"], "depth: there is no nowhere"),

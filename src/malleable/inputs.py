@@ -19,8 +19,11 @@ from malleable.data.opening import open_dataset
 from malleable.data.sample import Sample
 from malleable.data.tensors import IGNORE
 
-_BESIDE = "_depth.png"
+_BESIDE = "_depth"
 """x.jpg and x_depth.png in one folder belong together."""
+
+_DEPTH_SUFFIXES = (".png", ".npy", ".jpg", ".jpeg")
+"""Of depth files, the first that exists; JPEG only to be refused by its name."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ def _items(path: Path, flags: Flags) -> Iterator[Item]:
     files = [path]
     if path.is_dir():
         found = folder.rglob("*") if folder is not path else folder.iterdir()
-        files = sorted(file for file in found if _is_image(file) and (layout or not file.name.endswith(_BESIDE)))
+        files = sorted(file for file in found if _is_image(file) and (layout or not file.stem.endswith(_BESIDE)))
         if not files:
             raise FileNotFoundError(f"{folder} holds no images ({', '.join(IMAGE_SUFFIXES)}); a data set needs --split")
     root = folder.parent if folder.name == "images" else folder
@@ -119,10 +122,16 @@ def _items(path: Path, flags: Flags) -> Iterator[Item]:
     description = Description.read(described) if described.exists() else None
     for file in files:
         id = str(file.relative_to(folder).with_suffix(""))
-        beside = root / "depth" / f"{id}.png" if layout else file.with_name(file.stem + _BESIDE)
+        beside = _existing(root / "depth" / id if layout else file.with_name(file.stem + _BESIDE))
         if flags.depth is not None:
-            beside = flags.depth / f"{id}.png" if flags.depth.is_dir() else flags.depth
+            beside = _existing(flags.depth / id) if flags.depth.is_dir() else flags.depth
         yield Item(id, partial(_read, file, beside, root / "cameras" / f"{id}.json", id, flags, description))
+
+
+def _existing(stem: Path) -> Path:
+    """The depth file ``stem`` with the suffix that it has, .png if there is none."""
+    files = [stem.with_name(stem.name + suffix) for suffix in _DEPTH_SUFFIXES]
+    return next((file for file in files if file.exists()), files[0])
 
 
 def _is_image(path: Path) -> bool:
@@ -147,7 +156,13 @@ def _read(image: Path, depth: Path, camera: Path, id: str, flags: Flags, descrip
 
 
 def _depth(path: Path, size: tuple[int, int], flags: Flags, description: Description | None) -> Tensor:
-    unit = flags.metres_per_count() or (description.metres_per_count if description is not None else None)
+    suffix = path.suffix.lower()
+    if suffix not in _DEPTH_SUFFIXES:
+        raise ValueError(f"{path} is no depth file; save depth as a 16-bit grey PNG or, in metres, as .npy")
+    unit = flags.metres_per_count()
+    if suffix == ".npy":
+        return read_depth(path, size, unit or 1.0)
+    unit = unit or (description.metres_per_count if description is not None else None)
     if unit is None:
         raise ValueError(f"{path} has no unit; add --unit mm (or m, 0.1mm, 1/5000m, or metres per count)")
     return read_depth(path, size, unit, description.invalid_depth if description is not None else 0)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from malleable.data.images import Array, write_png
 from malleable.data.palette import Colour
 from malleable.data.parallel import parallel_map, with_progress
 from malleable.data.sample import Sample
-from malleable.files import whole_file
+from malleable.files import remove_partial, whole_file
 from malleable.inference import Protocol
 from malleable.inference import probabilities as class_probabilities
 from malleable.inputs import Flags, Item, find_items
@@ -73,6 +76,10 @@ class PredictionWriter:
         """The files of ``ids`` that exist."""
         return [path for id in ids for path in self.paths(id).values() if path.exists()]
 
+    def done(self, id: str) -> bool:
+        """Whether all files of ``id`` are there and whole."""
+        return all(map(_is_whole, self.paths(id).values()))
+
     def __call__(self, sample: Sample, scores: Tensor) -> None:
         """Write what ``scores`` (C, H, W) say about ``sample``."""
         paths = self.paths(sample.id)
@@ -87,6 +94,18 @@ class PredictionWriter:
         if self.keep:
             with whole_file(paths["probabilities"]) as file:
                 np.savez_compressed(file, probabilities=scores.half().cpu().numpy(), classes=np.array(self.classes))
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        if path.suffix == ".npz":
+            with zipfile.ZipFile(path) as file:
+                return file.testzip() is None
+        with Image.open(path, formats=("PNG",)) as image:
+            image.verify()
+        return True
+    except (OSError, SyntaxError, ValueError, zipfile.BadZipFile):  # a broken PNG is a SyntaxError to Pillow
+        return False
 
 
 def predict(
@@ -108,6 +127,7 @@ def predict(
     overlap: float = 1 / 3,
     probabilities: bool = False,
     overwrite: bool = False,
+    resume: bool = False,
     device: str = "auto",
     workers: int = 2,
 ) -> int:
@@ -121,8 +141,8 @@ def predict(
         inputs: images, folders of images, or one data set if there is a split.
         out: the folder for labels/, colour/ and overlay/.
         split: of the data set.
-        depth: the 16-bit PNG of the one image, or the folder with one of the same name for each image.
-        unit: of depth files: mm, m, 0.1mm, 1/5000m, or metres per count.
+        depth: the 16-bit PNG or .npy of the one image, or the folder with one of the same name for each image.
+        unit: of depth files: mm, m, 0.1mm, 1/5000m, or metres per count; that of .npy is m unless said here.
         camera: JSON file with width, height, fx, fy, cx, cy.
         focal: focal length in pixels, for fx and fy.
         fx: focal length in pixels.
@@ -135,9 +155,12 @@ def predict(
         overlap: the least share of a window that its neighbour sees too.
         probabilities: write probabilities/ too.
         overwrite: replace files that exist.
+        resume: go on after an interruption: images whose files are all written and whole are left out.
         device: auto, cpu, cuda or cuda:N.
         workers: threads that read images ahead.
     """
+    if resume and overwrite:
+        raise ValueError("resume keeps what is written, overwrite replaces it; leave one of them out")
     depth_file, camera_file = (None if name is None else Path(name) for name in (depth, camera))
     for name, file in (("depth", depth_file), ("camera", camera_file)):
         if file is not None and not file.exists():
@@ -147,8 +170,14 @@ def predict(
     trained = load_trained(checkpoint, device)
     writer = PredictionWriter(Path(out), trained.palette, trained.classes, probabilities)
     taken = writer.taken([item.id for item in items])
-    if taken and not overwrite:
-        raise FileExistsError(f"{len(taken)} files exist, for example {taken[0]}; choose another --out or --overwrite")
+    if taken and not (overwrite or resume):
+        raise FileExistsError(
+            f"{len(taken)} files exist, for example {taken[0]}; choose another --out, --resume or --overwrite"
+        )
+    left = items
+    if resume:
+        remove_partial(writer.out)
+        left = [item for item in items if not writer.done(item.id)]
     sees_depth = any(isinstance(module, DepthConv2d) for module in trained.net.modules())
     blind = 0
 
@@ -160,8 +189,13 @@ def predict(
             blind += 1
         return class_probabilities(trained.net, sample, protocol)
 
-    failed = predict_items(items, answer, writer, workers)
-    print(f"{len(items) - failed} of {len(items)} images are labelled in {out} ({protocol})")
+    try:
+        failed = predict_items(left, answer, writer, workers)
+    except KeyboardInterrupt:
+        print("stopped; the same command with --resume goes on", file=sys.stderr)
+        return 128 + signal.SIGINT
+    before = f", {len(items) - len(left)} of them before" if resume else ""
+    print(f"{len(items) - failed} of {len(items)} images are labelled in {out}{before} ({protocol})")
     if blind > 1:
         print(f"warning: {blind} images had no depth", file=sys.stderr)
     return int(failed > 0)

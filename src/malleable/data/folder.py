@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from malleable.camera import Camera, to_metres
-from malleable.data.images import read_counts, read_indices, read_json, read_rgb
+from malleable.data.images import read_counts, read_indices, read_json, read_metres, read_rgb
 from malleable.data.palette import Colour, check_palette, default_palette
 from malleable.data.sample import Sample, SampleDataset
 from malleable.data.tensors import IGNORE
@@ -193,8 +193,11 @@ def read_camera(path: Path) -> Camera:
 
 
 def read_depth(path: Path, size: tuple[int, ...], metres_per_count: float, invalid: int = 0) -> Tensor:
-    """(H, W) float32 metres, 0 where the file says ``invalid``. ``size`` is that of the image it belongs to."""
-    counts = read_counts(path)
+    """(H, W) float32 metres, 0 where the file says ``invalid``. ``size`` is that of the image it belongs to.
+
+    The file is a 16-bit PNG, or a ``.npy`` of floating point numbers, of which "one count" is 1.
+    """
+    counts = read_metres(path) if path.suffix.lower() == ".npy" else read_counts(path)
     _require_size(path, tuple(counts.shape), size)
     depth = to_metres(counts, metres_per_count)
     depth[counts == invalid] = 0

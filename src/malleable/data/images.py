@@ -49,6 +49,10 @@ def read_rgb(path: Path) -> Tensor:
 def read_counts(path: Path) -> Tensor:
     """(H, W) int32 from a 16-bit grey image: depth or disparity."""
     pixels, mode = read_pixels(path)
+    if path.suffix.lower() in (".jpg", ".jpeg"):
+        raise ValueError(
+            f"{path} is a JPEG image: 8 bits, and lossy, which cannot hold depth; save depth as a 16-bit grey PNG"
+        )
     if mode != "I" and not mode.startswith("I;16"):
         bits = {"L": "8-bit", "P": "palette", "1": "1-bit"}.get(mode, mode)
         raise ValueError(
@@ -56,6 +60,26 @@ def read_counts(path: Path) -> Tensor:
             "metres_per_count to match"
         )
     return torch.from_numpy(pixels.astype(np.int32))
+
+
+def read_metres(path: Path) -> Tensor:
+    """(H, W) float32 from a ``.npy`` of shape (H, W) or (1, H, W): depth in metres, 0 where it is not a depth."""
+    try:
+        array: Array = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{path} cannot be read as an array of numbers ({error}); save it again") from error
+    if not np.issubdtype(array.dtype, np.floating):
+        raise ValueError(
+            f"{path} holds {array.dtype}, but depth in .npy is floating point, in metres; save counts as a 16-bit PNG"
+        )
+    if array.ndim == 3 and array.shape[0] == 1:
+        array = array[0]
+    if array.ndim != 2:
+        raise ValueError(f"{path} has shape {array.shape}, not (H, W) or (1, H, W)")
+    metres = torch.from_numpy(array.astype(np.float32))
+    return metres.where(metres.isfinite() & (metres > 0), 0)
 
 
 def read_indices(path: Path) -> Array:
