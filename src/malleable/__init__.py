@@ -38,3 +38,7 @@ def __getattr__(name: str) -> ModuleType:
     if name == "data":  # imported on first use: the layers need neither torchvision nor Pillow
         return import_module("malleable.data")
     raise AttributeError(f"module 'malleable' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
