@@ -20,7 +20,7 @@ $(VENV)/.ready: pyproject.toml
 # Layers, conversion, training and documents once more as on a machine without a compiler; exported graphs
 # never hold the operators, so they are not repeated.
 WITHOUT_COMPILER := tests/without_compiler.py tests/test_documents.py tests/test_precision.py tests/test_runtimes.py \
-	$(wildcard tests/test_layers*.py tests/test_convert*.py tests/test_train*.py) \
+	$(wildcard tests/test_layers*.py tests/models/test_convert*.py) tests/training \
 	tests/ops/test_operator.py tests/ops/test_scaled_assign.py
 
 test: setup

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from malleable.ops.triton_aot import SHARED_MEMORY, Layer, compile_for, constants_of
-from malleable.ops.triton_tuning import CONFIGS
+from malleable.ops.engines.triton.aot import SHARED_MEMORY, Layer, compile_for, constants_of
+from malleable.ops.engines.triton.tuning import CONFIGS
 
 KERNELS = 3
 TAPS = 9

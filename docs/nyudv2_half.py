@@ -11,10 +11,10 @@ from __future__ import annotations
 from itertools import combinations
 from pathlib import Path
 
-from malleable.average import Average, decimal, shown, shown_p
-from malleable.data.images import read_json
-from malleable.metrics import FIGURES
-from malleable.tally import markdown
+from malleable.files import read_json
+from malleable.reports.statistics import Average, decimal, shown, shown_p
+from malleable.reports.tally import markdown
+from malleable.runs.scores import FIGURES
 
 RESULTS = Path(__file__).parent / "studies/nyudv2_half/results.json"
 BASELINE, ORDER = "RGB baseline", "malleable K=3"

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 import malleable as mb
-from malleable.average import Average, shown
 from malleable.data import open_dataset
-from malleable.data.images import read_json
-from malleable.figures import Assigning, assigning_functions, save
-from malleable.inspection import Seeing, assigning, forerunners, grid_unit, seeing_layers
-from malleable.portrait import METHODS, draw_fields
-from malleable.tally import markdown
+from malleable.figures.curves import Assigning, assigning_functions, save
+from malleable.figures.inspection import Seeing, assigning, forerunners, grid_unit, seeing_layers
+from malleable.figures.portrait import METHODS, draw_fields
+from malleable.files import read_json
+from malleable.reports.statistics import Average, shown
+from malleable.reports.tally import markdown
 
 DOCS = Path(__file__).parent
 DEPTH = {"rooms": 1.0, "streets": 20.0}  # metres, as in the paper's figures of NYUDv2 and Cityscapes

@@ -17,9 +17,9 @@ import torch
 
 from malleable import Geometry
 from malleable.data import FolderDataset
-from malleable.data.parallel import with_progress
-from malleable.tally import markdown
-from malleable.window import Window
+from malleable.ops.window import Window
+from malleable.progress import with_progress
+from malleable.reports.tally import markdown
 
 STRIDES = (4, 8, 16)  # of the maps that a ResNet's stages read
 DIRECTIONS = {"above, below": (1, 7), "left, right": (3, 5)}  # taps of a 3×3 convolution

@@ -9,8 +9,8 @@ from socket import gethostname
 
 import pytest
 
+from helpers.runs import start
 from malleable.files import HOLDER, held, locked, remove_partial, whole_path, write_whole
-from runs import start
 
 
 def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import malleable as mb
 from malleable.functional import relative_depth
-from malleable.window import Window
+from malleable.ops.window import Window
 
 WINDOW = Window.of(3, 1, 1)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import malleable as mb
-from malleable.ops import build
+from malleable.ops.engines.native import build
 
 # Relative to the largest value of each tensor.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}

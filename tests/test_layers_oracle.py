@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import malleable as mb
-import oracle
+from helpers import oracle
 
 # kernel size, stride, padding, dilation, groups, K, rate, input size
 CASES: list[tuple[Any, Any, Any, Any, int, int, int, tuple[int, int]]] = [

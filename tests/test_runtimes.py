@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import malleable as mb
-from malleable.ops import build
+from malleable.ops.engines.native import build
 
 
 class Net(nn.Module):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from malleable.functional import depth_conv2d
-from malleable.ops import build
+from malleable.ops.engines.native import build
 
 
 def test_no_library_is_found_not_even_one_built_earlier() -> None:

@@ -4,14 +4,14 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from malleable import cost, functional
+from malleable import functional
 from malleable.camera import Camera, to_metres
-from malleable.convert import convert
 from malleable.geometry import Geometry
 from malleable.layers import Conv25d, DepthAwareAvgPool2d, DepthAwareConv2d, MalleableConv2d
-from malleable.models import deeplabv3plus
-from malleable.parameters import parameter_groups
-from malleable.summary import summary
+from malleable.models import cost, deeplabv3plus
+from malleable.models.convert import convert
+from malleable.models.parameters import parameter_groups
+from malleable.models.summary import summary
 
 if TYPE_CHECKING:
     from malleable import data

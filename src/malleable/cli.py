@@ -12,24 +12,24 @@ from importlib import import_module
 from itertools import takewhile
 from typing import Any, get_args, get_origin, get_type_hints
 
-from malleable.options import UsageError, explained, flat, nearest, resolve
+from malleable.runs.settings import UsageError, explained, flat, nearest, resolve
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "bench": ("malleable.bench:bench", "measure what the layers cost on this machine"),
-    "cost": ("malleable.cost:command", "parameters and multiply-adds, beside the paper's Table 1"),
-    "train": ("malleable.train:train", "train a network, or go on with a run"),
-    "study": ("malleable.study:study", "train all rows of a comparison with several seeds, and tabulate them"),
-    "check": ("malleable.data.check:check", "look through a data set and name what is wrong in it"),
-    "evaluate": ("malleable.evaluate:evaluate", "mIoU and accuracies of a trained network on a data set"),
-    "predict": ("malleable.predict:predict", "label images with a trained network"),
-    "figures": ("malleable.portray:figures", "draw what a trained network has learned and what it does"),
-    "export": ("malleable.export:export", "write a trained network as ONNX or as a torch.export program"),
-    "report": ("malleable.report:report", "show runs beside each other in one HTML file"),
-    "push": ("malleable.share:push", "put a trained network into a folder or on the Hugging Face hub"),
-    "pull": ("malleable.share:pull", "get a trained network from the Hugging Face hub or a folder"),
-    "prepare": ("malleable.data.prepare:prepare", "bring a data set's own files into the folder layout"),
+COMMANDS: dict[str, str] = {
+    "bench": "measure what the layers cost on this machine",
+    "cost": "parameters and multiply-adds, beside the paper's Table 1",
+    "train": "train a network, or go on with a run",
+    "study": "train all rows of a comparison with several seeds, and tabulate them",
+    "check": "look through a data set and name what is wrong in it",
+    "evaluate": "mIoU and accuracies of a trained network on a data set",
+    "predict": "label images with a trained network",
+    "figures": "draw what a trained network has learned and what it does",
+    "export": "write a trained network as ONNX or as a torch.export program",
+    "report": "show runs beside each other in one HTML file",
+    "push": "put a trained network into a folder or on the Hugging Face hub",
+    "pull": "get a trained network from the Hugging Face hub or a folder",
+    "prepare": "bring a data set's own files into the folder layout",
 }
-"""Verb → ("module:function", what it does in one line). The function returns nothing, or an exit code."""
+"""Verb → what it does in one line. ``commands/<verb>.py`` has its function, which returns nothing or an exit code."""
 
 _UNREAD = 128 + 13  # the shell's for a program that SIGPIPE ended
 
@@ -88,15 +88,14 @@ def one_line_warnings() -> Iterator[None]:
 
 def usage() -> str:
     width = max(map(len, COMMANDS), default=0)
-    verbs = "\n".join(f"  {verb:{width}}  {summary}" for verb, (_, summary) in COMMANDS.items())
+    verbs = "\n".join(f"  {verb:{width}}  {summary}" for verb, summary in COMMANDS.items())
     return f"usage: malleable COMMAND ...\n\n{verbs}\n\n'malleable COMMAND --help' lists what a command takes."
 
 
 def run(verb: str, arguments: Sequence[str]) -> int:
     from jsonargparse import ArgumentError, auto_cli
 
-    module, function = COMMANDS[verb][0].split(":")
-    command: Callable[..., Any] = getattr(import_module(module), function)
+    command: Callable[..., Any] = getattr(import_module(f"malleable.commands.{verb}"), verb)
     types = get_type_hints(command)
     words = resolve(as_values(arguments, flat(types)), types)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -10,7 +11,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from socket import gethostname
-from typing import IO
+from typing import IO, Any
 from uuid import uuid4
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
@@ -165,3 +166,15 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object."""
+    require_file(path)
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error})") from error
+    if not isinstance(entries, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(entries).__name__}")
+    return entries

@@ -10,7 +10,7 @@ from torch import Tensor
 from malleable.assign import depth_aware_assign, hard_assign, malleable_assign, malleable_logits
 from malleable.geometry import Differences, Geometry
 from malleable.ops import depth_conv2d
-from malleable.window import Pair, Window
+from malleable.ops.window import Pair, Window
 
 __all__ = [
     "depth_aware_assign",

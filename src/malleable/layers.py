@@ -22,7 +22,7 @@ from malleable.geometry import Geometry
 from malleable.ops import depth_conv2d
 from malleable.ops.checks import check_features
 from malleable.ops.scaled_assign import scaled_assign
-from malleable.window import Pair, Window
+from malleable.ops.window import Pair, Window
 
 LEARNABLE = ("centers", "temperature", "rebalance")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.files import SIZE, save
+from helpers.files import SIZE, save
 from malleable.cli import main
 from malleable.data import Cityscapes
 

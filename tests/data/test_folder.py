@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
-from data.files import CAMERA, SIZE, save
+from helpers.files import CAMERA, SIZE, save
 from malleable import Camera
 from malleable.data import FolderDataset
-from malleable.data.images import read_rgb
+from malleable.data.image_files import read_rgb
 
 
 def test_a_sample_is_what_the_files_say(folder):

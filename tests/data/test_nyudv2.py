@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from malleable import progress as parallel
 from malleable.cli import main
-from malleable.data import FolderDataset, nyudv2, parallel
+from malleable.data import FolderDataset, nyudv2
 from malleable.data.nyudv2 import prepare_nyudv2
 
 COUNT, HEIGHT, WIDTH = 5, 24, 32

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 import malleable as mb
+from helpers.networks import lively, relative_error, scene
 from malleable.models import DeepLabV3Plus
-from malleable.models.blocks import Merge
-from networks import lively, relative_error, scene
+from malleable.models.merge import Merge
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 

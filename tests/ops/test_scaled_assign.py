@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from malleable.assign import malleable_assign
-from malleable.ops import build
+from malleable.ops.engines.native import build
 from malleable.ops.scaled_assign import _operator, scaled_assign
 
 

@@ -2,12 +2,12 @@
 
 from malleable.data.cityscapes import Cityscapes
 from malleable.data.folder import FolderDataset
-from malleable.data.opening import open_dataset, splits_of
+from malleable.data.loader import StepSampler, step_loader
+from malleable.data.open import open_dataset, splits_of
 from malleable.data.sample import Batch, Sample, SampleDataset, collate
-from malleable.data.sampling import StepSampler, step_loader
 from malleable.data.synthetic import SyntheticScenes
-from malleable.data.tensors import IGNORE, Depth, Label
 from malleable.data.transforms import RandomScale, eval_transform, train_transform
+from malleable.data.tv_tensors import IGNORE, Depth, Label
 from malleable.data.writer import FolderWriter
 
 __all__ = [

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from malleable.camera import Camera
-from malleable.data.images import read_counts, read_indices, read_json, read_rgb
+from malleable.data.image_files import read_counts, read_indices, read_rgb
 from malleable.data.palette import Colour
 from malleable.data.sample import Sample, SampleDataset
-from malleable.data.tensors import IGNORE
+from malleable.data.tv_tensors import IGNORE
+from malleable.files import read_json
 
 SPLITS = ("train", "val", "test")
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from malleable.camera import Camera, to_metres
-from malleable.data.images import read_counts, read_indices, read_json, read_metres, read_rgb
+from malleable.data.image_files import read_counts, read_indices, read_metres, read_rgb
 from malleable.data.palette import Colour, check_palette, default_palette
 from malleable.data.sample import Sample, SampleDataset
-from malleable.data.tensors import IGNORE
-from malleable.files import require_file
+from malleable.data.tv_tensors import IGNORE
+from malleable.files import read_json, require_file
 
 IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg")
 

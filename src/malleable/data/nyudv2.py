@@ -15,10 +15,10 @@ from torchvision.transforms import v2
 
 from malleable.camera import Camera
 from malleable.data.palette import Colour, default_palette
-from malleable.data.parallel import parallel_map, with_progress
 from malleable.data.sample import Sample
-from malleable.data.tensors import IGNORE
+from malleable.data.tv_tensors import IGNORE
 from malleable.data.writer import FolderWriter
+from malleable.progress import parallel_map, with_progress
 
 DEPTHS = {"filled": "depths", "raw": "rawDepths"}
 

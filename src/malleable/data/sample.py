@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 
 from malleable.camera import Camera
 from malleable.data.palette import Colour
-from malleable.data.tensors import Depth, Label
+from malleable.data.tv_tensors import Depth, Label
 
 
 @dataclass(frozen=True, eq=False)

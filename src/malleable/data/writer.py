@@ -14,11 +14,11 @@ import torch
 
 from malleable.camera import Camera
 from malleable.data.folder import MOST_COUNTS, Description, check_id, check_split
-from malleable.data.images import Array, read_json, write_png
+from malleable.data.image_files import Array, write_png
 from malleable.data.palette import Colour, default_palette
 from malleable.data.sample import Sample
-from malleable.data.tensors import IGNORE
-from malleable.files import remove_partial, write_whole
+from malleable.data.tv_tensors import IGNORE
+from malleable.files import read_json, remove_partial, write_whole
 
 METRES_PER_COUNT = 1 / 5000
 """Reaches 13.1 m, past every indoor sensor, with steps of 0.2 mm: a tenth of a grid cell at 1 m and f = 519."""

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from malleable.convert import Converted, place
-from malleable.probe import Watched, watch
+from malleable.models.convert import Converted, place
+from malleable.models.stages import Watched, watch
 
 STAGES = (2, 3, 4, 5)
 """The paper's res2 … res5; their features come at 1/4, 1/8, 1/16 and 1/32 of the image, dilated ones excepted."""
@@ -27,7 +27,7 @@ def build(
     Args:
         name: of a timm model.
         output_stride: 8, 16 or 32.
-        conv, kernels, options: as for :func:`malleable.convert`.
+        conv, kernels, options: as for :func:`malleable.models.convert`.
         stages: in which of res2 … res5 the first k × k convolution of the first residual unit is replaced.
     """
     if not set(stages) <= set(STAGES):
@@ -102,7 +102,7 @@ def first_of_stages(features: Any, seen: Watched, name: str) -> dict[int, str]:
         inside = [i for i, other in enumerate(order) if f"{other}.".startswith(f"{module}.")]
         if not inside:
             raise ValueError(
-                f"cannot tell the stages of backbone {name!r} apart; use malleable.convert and name layers"
+                f"cannot tell the stages of backbone {name!r} apart; use malleable.models.convert and name layers"
             )
         ends.append(inside[-1])
     stages: dict[int, str] = {}

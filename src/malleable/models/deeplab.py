@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from malleable.models.backbone import STAGES, build, load
-from malleable.models.blocks import ConvNormAct, Merge, resize
+from malleable.models.merge import ConvNormAct, Merge, resize
 
 _WIDTH = 256
 _SKIP = 48

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from malleable.window import Window, pair
+from malleable.ops.window import Window, pair
 
 
 def check_depth_conv(

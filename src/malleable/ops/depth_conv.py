@@ -7,11 +7,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from malleable.ops import plain
 from malleable.ops.checks import check_assign, check_dtypes, check_features
-from malleable.ops.engines import check_engine
+from malleable.ops.engines import check_engine, plain
 from malleable.ops.operator import operator
-from malleable.window import Pair, Window
+from malleable.ops.window import Pair, Window
 
 
 def depth_conv2d(

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from malleable.assign import malleable_assign
-from malleable.ops.build import library
 from malleable.ops.checks import check_scaled_assign, check_single_on_cpu
+from malleable.ops.engines.native.build import library
 
 _MOST_KERNELS = 30  # as in csrc/assign.cpp
 

@@ -1,0 +1,53 @@
+"""``malleable cost``: parameters and multiply-adds beside the paper's Table 1."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from malleable.models.cost import Row, table
+
+
+def cost(
+    backbone: str = "resnet101s",
+    size: tuple[int, int] = (768, 768),
+    classes: int = 19,
+    output_stride: int = 16,
+    json: bool = False,
+) -> None:
+    """Print parameters and multiply-adds of DeepLabv3+ with each convolution, beside the paper's Table 1.
+
+    Args:
+        backbone: any timm model.
+        size: height and width of the image.
+        classes: number of classes.
+        output_stride: 8, 16 or 32.
+        json: print JSON instead of a table.
+    """
+    rows = table(backbone, size, classes, output_stride)
+    if json:
+        print(json_format.dumps([asdict(row) for row in rows], indent=2))
+        return
+    _print(rows, f"DeepLabv3+ on {backbone}, {size[0]}×{size[1]}, {classes} classes, output stride {output_stride}")
+
+
+def _print(rows: Sequence[Row], title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    with_paper = rows[0].paper_multiply_adds is not None
+    printed = Table(title=title, caption="G: multiply-adds in 10⁹; ΔG: on top of the baseline; M: parameters in 10⁶")
+    for heading in ("method", "K", "G", "ΔG", "M", *(("paper G", "ΔG", "M") if with_paper else ())):
+        printed.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
+    first = rows[0]
+    for row in rows:
+        cells = [row.method, str(row.kernels), *_figures(row.multiply_adds, first.multiply_adds, row.parameters)]
+        if row.paper_multiply_adds and first.paper_multiply_adds and row.paper_parameters:
+            cells += _figures(row.paper_multiply_adds, first.paper_multiply_adds, row.paper_parameters)
+        printed.add_row(*cells)
+    Console().print(printed)
+
+
+def _figures(multiply_adds: float, baseline: float, parameters: float) -> list[str]:
+    return [f"{multiply_adds:.3f}", f"{multiply_adds - baseline:+.3f}", f"{parameters:.3f}"]

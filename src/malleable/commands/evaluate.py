@@ -1,0 +1,87 @@
+"""``malleable evaluate``: mIoU and accuracies of a network on a data set, as table, JSON and CSV."""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from pathlib import Path
+
+from malleable.data.open import open_dataset
+from malleable.files import check_free, write_whole
+from malleable.inference.evaluate import evaluate_network
+from malleable.inference.load import load_trained
+from malleable.runs.scores import Protocol
+
+
+def evaluate(
+    checkpoint: str,
+    dataset: str | None = None,
+    split: str | None = None,
+    scales: tuple[float, ...] = (1.0,),
+    flip: bool = False,
+    window: tuple[int, int] | None = None,
+    overlap: float = 1 / 3,
+    out: str | None = None,
+    csv: str | None = None,
+    confusion: str | None = None,
+    json: bool = False,
+    overwrite: bool = False,
+    device: str = "auto",
+    workers: int = 2,
+) -> None:
+    """Measure mIoU, pixel accuracy, mean accuracy and the IoU of each class.
+
+    Args:
+        checkpoint: a checkpoint, a run's folder, or a folder with model.safetensors and config.json.
+        dataset: a folder with dataset.json, Cityscapes' tree, rooms or streets; the one it was trained on by default.
+        split: of the data set; the one that training validated on by default.
+        scales: for multi-scale figures, for example --scales 0.75 1 1.25; the camera is rescaled with the image.
+        flip: show every scale mirrored as well; probabilities are averaged.
+        window: height and width of a window that slides over the image instead of the whole image at once.
+        overlap: the least share of a window that its neighbour sees too.
+        out: JSON file to write; results.json in the run's folder by default.
+        csv: CSV file to write, a line per class.
+        confusion: CSV file to write, the confusion matrix in pixels.
+        json: print JSON instead of a table.
+        overwrite: replace files that exist.
+        device: auto, cpu, cuda or cuda:N.
+        workers: threads that read samples ahead.
+    """
+    protocol = Protocol(scales, flip, window, overlap)
+    trained = load_trained(checkpoint, device)
+    data = trained.config.data if trained.config is not None else None
+    dataset = dataset or (data.root if data is not None else None)
+    if dataset is None:
+        raise ValueError(f"{checkpoint} does not say what it was trained on; add --dataset FOLDER and --split NAME")
+    split = split or (data.val if data is not None else "val")
+    results_path = Path(out) if out is not None else trained.run / "results.json" if trained.run is not None else None
+    files = [Path(file) for file in (results_path, csv, confusion) if file is not None]
+    for file in files:
+        check_free(file, overwrite)
+    if len({file.resolve() for file in files}) < len(files):
+        raise ValueError(f"out, csv and confusion must be different files, got {', '.join(map(str, files))}")
+    samples = open_dataset(dataset, split)
+    if len(samples.classes) == len(trained.classes) and tuple(samples.classes) != trained.classes:
+        print(f"note: the classes of {samples.name} have other names than those of training", file=sys.stderr)
+    results = evaluate_network(
+        trained.net,
+        samples,
+        scales=protocol.scales,
+        flip=flip,
+        window=window,
+        overlap=overlap,
+        split=split,
+        step=trained.step,
+        workers=workers,
+        progress=True,
+    )
+    if results_path is not None:
+        write_whole(results_path, (json_format.dumps(results.to_dict(), indent=1) + "\n").encode())
+    if csv is not None:
+        write_whole(Path(csv), results.to_csv().encode())
+    if confusion is not None:
+        write_whole(Path(confusion), results.confusion_csv().encode())
+    if json:
+        print(json_format.dumps(results.to_dict(), indent=1))
+    else:
+        results.print()

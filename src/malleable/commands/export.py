@@ -1,0 +1,189 @@
+"""``malleable export``: a trained network as ONNX or as a torch.export program, checked before it gets its name."""
+
+from __future__ import annotations
+
+import logging
+import math
+import operator
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from malleable.data.transforms import MEAN, STD
+from malleable.files import check_free, whole_path
+from malleable.inference.load import load_trained
+from malleable.progress import showing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.export import ExportedProgram
+
+INPUTS = ("image", "depth", "focal")
+OUTPUT = "logits"
+TOLERANCE = 1e-3
+_MAP = {0: "batch", 2: "height", 3: "width"}
+_AXES = (_MAP, _MAP, {0: "batch"})
+_TRACED, _CHECKED = (2, 96, 128), ((1, 97, 131), (3, 160, 64))  # batch, height, width; odd ones too
+
+Run = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Deployed(nn.Module):
+    """A network that takes the image as cameras give it: normalisation is part of it.
+
+    image: (N, 3, H, W) uint8, RGB. depth: (N, 1, H, W) float32 metres, 0 = invalid. focal: (N,) float32, in pixels of
+    this image. Returns logits (N, C, H, W) float32.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.register_buffer("mean", 255 * torch.tensor(MEAN).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", 255 * torch.tensor(STD).view(3, 1, 1), persistent=False)
+
+    def forward(self, image: Tensor, depth: Tensor, focal: Tensor) -> Tensor:
+        logits: Tensor = self.net((image.float() - self.mean) / self.std, depth=depth, focal=focal)
+        return logits
+
+
+def trace(net: nn.Module) -> ExportedProgram:
+    """``net`` behind :class:`Deployed` as a program for any batch and any size."""
+    dynamic = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in _AXES)
+    return torch.export.export(Deployed(net).eval(), example(*_TRACED), dynamic_shapes=dynamic)
+
+
+def example(batch: int, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Made-up inputs: noise on a slanted floor with a hole in its depth."""
+    random = torch.Generator().manual_seed(height)
+    image = torch.randint(0, 256, (batch, 3, height, width), dtype=torch.uint8, generator=random)
+    depth = torch.linspace(6, 1, height).view(1, 1, height, 1).expand(batch, 1, height, width).clone()
+    depth += 0.2 * torch.rand(depth.shape, generator=random)
+    depth[..., : height // 4, : width // 4] = 0
+    return image, depth, width * (0.8 + 0.1 * torch.arange(batch))
+
+
+def check(net: nn.Module, run: Run) -> float:
+    """The largest difference of logits between ``net`` and what was written, at sizes it was not traced with.
+
+    Raises RuntimeError if it exceeds 1e-3, relative to the largest logit if all are small.
+    """
+    worst = 0.0
+    deployed = Deployed(net).eval()
+    for size in _CHECKED:
+        inputs = example(*size)
+        with torch.no_grad():
+            expected, actual = deployed(*inputs), run(*inputs)
+        if actual.shape != expected.shape:
+            raise RuntimeError(f"at {size} the written model gives {tuple(actual.shape)}, not {tuple(expected.shape)}")
+        difference = float((actual - expected).abs().max() / expected.abs().max().clamp(1e-6, 1))
+        if not difference <= TOLERANCE:  # NaN too
+            raise RuntimeError(f"at {size} the written model differs from PyTorch by {difference:.1e}")
+        worst = max(worst, difference)
+    return worst
+
+
+def write_onnx(net: nn.Module, path: Path) -> float | None:
+    """Write ``net`` as ONNX. Returns how far it is from PyTorch, None if onnxruntime is not there to tell."""
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise RuntimeError(f"ONNX needs {' and '.join(missing)}: pip install 'malleable[export]'")
+    with _quiet():
+        program: Any = torch.onnx.export(
+            Deployed(net).eval(),
+            example(*_TRACED),
+            input_names=list(INPUTS),
+            output_names=[OUTPUT],
+            dynamic_shapes=_AXES,
+            dynamo=True,
+            verbose=False,
+        )
+    with whole_path(path) as partial:
+        program.save(str(partial))
+        if find_spec("onnxruntime") is None:
+            return None
+        return check(net, _onnx_runner(partial))
+
+
+def write_torch(net: nn.Module, path: Path) -> float:
+    """Write ``net`` as a torch.export program (.pt2). Returns how far the file, read back, is from ``net``."""
+    with whole_path(path) as partial:
+        with _quiet():
+            program = trace(net)
+            _drop_ceilings(program)
+            torch.export.save(program, partial)
+            loaded = torch.export.load(partial).module()
+        return check(net, loaded)
+
+
+def _drop_ceilings(program: ExportedProgram) -> None:
+    """Put n for every ceil(n / 1): timm's dilated average pooling asks for it, and torch cannot write it to a file."""
+    for node in program.graph.nodes:
+        quotient = node.args[0] if node.target is math.ceil else None
+        if isinstance(quotient, torch.fx.Node) and quotient.target is operator.truediv and quotient.args[1] == 1:
+            node.replace_all_uses_with(quotient.args[0])
+    program.graph.eliminate_dead_code()
+
+
+def _onnx_runner(path: Path) -> Run:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+    def run(*inputs: Tensor) -> Tensor:
+        arrays = {name: tensor.numpy() for name, tensor in zip(INPUTS, inputs, strict=True)}
+        return torch.from_numpy(session.run([OUTPUT], arrays)[0])
+
+    return run
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporters' notes on their own inner workings from the user's terminal."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def export(checkpoint: str, file: str, format: Literal["onnx", "torch"] | None = None, overwrite: bool = False) -> None:
+    """Write a network for other programs, and compare it with PyTorch at two other sizes before it gets its name.
+
+    It takes image (N, 3, H, W) uint8 RGB, depth (N, 1, H, W) float32 metres with 0 for invalid, and focal (N,) float32
+    in pixels, for any N, H and W; it normalises the image itself. It returns logits (N, classes, H, W) float32.
+
+    Args:
+        checkpoint: a checkpoint, a run's folder, or a folder with model.safetensors and config.json.
+        file: to write, model.onnx or model.pt2.
+        format: onnx, or torch for a torch.export program; by default what the file's name says.
+        overwrite: replace the file if it exists.
+    """
+    path = Path(file)
+    suffixes = {".onnx": "onnx", ".pt2": "torch"}
+    if format is None and path.suffix not in suffixes:
+        raise ValueError(f"file must end in .onnx or .pt2, or --format must say what it is, got {file!r}")
+    chosen = format or suffixes[path.suffix]
+    check_free(path, overwrite)
+    net = load_trained(checkpoint).net
+    with showing(path.name):
+        difference = write_onnx(net, path) if chosen == "onnx" else write_torch(net, path)
+    if difference is None:
+        print(f"{path} is written, but not checked: onnxruntime is not installed")
+        return
+    runtime = "onnxruntime" if chosen == "onnx" else "the file read back"
+    sizes = " and ".join(f"{batch}×{height}×{width}" for batch, height, width in _CHECKED)
+    print(f"{path} is written; {runtime} agrees with PyTorch to {difference:.0e} at {sizes} (batch×height×width)")

@@ -1,0 +1,201 @@
+"""``malleable predict``: label images with a trained network, one by one, in constant memory."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from malleable.data.image_files import Array, write_png
+from malleable.data.loose import Flags, Item, find_items
+from malleable.data.palette import Colour
+from malleable.data.sample import Sample
+from malleable.files import remove_partial, whole_file
+from malleable.inference.load import load_trained
+from malleable.inference.probabilities import probabilities as class_probabilities
+from malleable.layers import DepthConv2d
+from malleable.progress import parallel_map, with_progress
+from malleable.runs.scores import Protocol
+
+Answer = Callable[[Sample], Tensor]
+
+_KINDS = ("labels", "colour", "overlay")
+
+
+def predict_items(items: Sequence[Item], answer: Answer, write: Callable[[Sample, Tensor], None], workers: int) -> int:
+    """``write(sample, answer(sample))`` for every item; what cannot be read is reported and left out.
+
+    Returns how many could not be read. Only a few samples are in memory at any time, however many items there are.
+    """
+
+    def read(item: Item) -> Sample | str:
+        try:
+            return item.load()
+        except (ValueError, TypeError, OSError) as error:
+            return f"{item.id}: {error}"
+
+    failed = 0
+    for sample in with_progress(parallel_map(read, items, workers), len(items), "predict"):
+        if isinstance(sample, str):
+            print(f"error: {sample}", file=sys.stderr)
+            failed += 1
+        else:
+            write(sample, answer(sample))
+    return failed
+
+
+class PredictionWriter:
+    """Writes ``labels/<id>.png`` (class indices), ``colour/<id>.png`` and ``overlay/<id>.png`` in one folder.
+
+    Args:
+        out: the folder; it is made when needed.
+        palette: a colour per class.
+        classes: for the probabilities' file.
+        keep: write ``probabilities/<id>.npz`` too: float16 ``probabilities`` (C, H, W) and ``classes`` (C,).
+    """
+
+    def __init__(self, out: Path, palette: Sequence[Colour], classes: Sequence[str] = (), keep: bool = False) -> None:
+        if len(palette) > 256:
+            raise ValueError(f"label files hold at most 256 classes, the network has {len(palette)}")
+        self.out, self.classes, self.keep = out, tuple(classes), keep
+        self.palette = np.array(palette, np.uint8)
+
+    def paths(self, id: str) -> dict[str, Path]:
+        """Kind → the file of ``id``."""
+        paths = {kind: self.out / kind / f"{id}.png" for kind in _KINDS}
+        return {**paths, "probabilities": self.out / "probabilities" / f"{id}.npz"} if self.keep else paths
+
+    def taken(self, ids: Sequence[str]) -> list[Path]:
+        """The files of ``ids`` that exist."""
+        return [path for id in ids for path in self.paths(id).values() if path.exists()]
+
+    def done(self, id: str) -> bool:
+        """Whether all files of ``id`` are there and whole."""
+        return all(map(_is_whole, self.paths(id).values()))
+
+    def __call__(self, sample: Sample, scores: Tensor) -> None:
+        """Write what ``scores`` (C, H, W) say about ``sample``."""
+        paths = self.paths(sample.id)
+        for path in paths.values():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        labels: Array = scores.argmax(0).to(torch.uint8).cpu().numpy()
+        colour = self.palette[labels]
+        image = sample.image.as_subclass(Tensor).permute(1, 2, 0).numpy()
+        write_png(labels, paths["labels"])
+        write_png(colour, paths["colour"])
+        write_png(((image.astype(np.uint16) + colour) // 2).astype(np.uint8), paths["overlay"])
+        if self.keep:
+            with whole_file(paths["probabilities"]) as file:
+                np.savez_compressed(file, probabilities=scores.half().cpu().numpy(), classes=np.array(self.classes))
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        if path.suffix == ".npz":
+            with zipfile.ZipFile(path) as file:
+                return file.testzip() is None
+        with Image.open(path, formats=("PNG",)) as image:
+            image.verify()
+        return True
+    except (OSError, SyntaxError, ValueError, zipfile.BadZipFile):  # a broken PNG is a SyntaxError to Pillow
+        return False
+
+
+def predict(
+    checkpoint: str,
+    inputs: list[str],
+    out: str = "predictions",
+    split: str | None = None,
+    depth: str | None = None,
+    unit: str | None = None,
+    camera: str | None = None,
+    focal: float | None = None,
+    fx: float | None = None,
+    fy: float | None = None,
+    cx: float | None = None,
+    cy: float | None = None,
+    scales: tuple[float, ...] = (1.0,),
+    flip: bool = False,
+    window: tuple[int, int] | None = None,
+    overlap: float = 1 / 3,
+    probabilities: bool = False,
+    overwrite: bool = False,
+    resume: bool = False,
+    device: str = "auto",
+    workers: int = 2,
+) -> int:
+    """Label images. The exit code is 1 if any could not be read; the others are done all the same.
+
+    Depth is looked for beside the images: depth/x.png for images/x.jpg, x_depth.png for x.jpg. Unit and camera are
+    those of the flags, else of cameras/x.json and dataset.json.
+
+    Args:
+        checkpoint: a checkpoint, a run's folder, or a folder with model.safetensors and config.json.
+        inputs: images, folders of images, or one data set if there is a split.
+        out: the folder for labels/, colour/ and overlay/.
+        split: of the data set.
+        depth: the 16-bit PNG or .npy of the one image, or the folder with one of the same name for each image.
+        unit: of depth files: mm, m, 0.1mm, 1/5000m, or metres per count; that of .npy is m unless said here.
+        camera: JSON file with width, height, fx, fy, cx, cy.
+        focal: focal length in pixels, for fx and fy.
+        fx: focal length in pixels.
+        fy: focal length in pixels.
+        cx: principal point in pixels; the middle of the image by default.
+        cy: principal point in pixels.
+        scales: for multi-scale predictions, for example --scales 0.75 1 1.25.
+        flip: show every scale mirrored as well.
+        window: height and width of a window that slides over the image instead of the whole image at once.
+        overlap: the least share of a window that its neighbour sees too.
+        probabilities: write probabilities/ too.
+        overwrite: replace files that exist.
+        resume: go on after an interruption: images whose files are all written and whole are left out.
+        device: auto, cpu, cuda or cuda:N.
+        workers: threads that read images ahead.
+    """
+    if resume and overwrite:
+        raise ValueError("resume keeps what is written, overwrite replaces it; leave one of them out")
+    depth_file, camera_file = (None if name is None else Path(name) for name in (depth, camera))
+    for name, file in (("depth", depth_file), ("camera", camera_file)):
+        if file is not None and not file.exists():
+            raise FileNotFoundError(f"{name}: there is no {file}")
+    protocol = Protocol(scales, flip, window, overlap)
+    items = find_items(inputs, split, Flags(depth_file, unit, camera_file, focal, fx, fy, cx, cy))
+    trained = load_trained(checkpoint, device)
+    writer = PredictionWriter(Path(out), trained.palette, trained.classes, probabilities)
+    taken = writer.taken([item.id for item in items])
+    if taken and not (overwrite or resume):
+        raise FileExistsError(
+            f"{len(taken)} files exist, for example {taken[0]}; choose another --out, --resume or --overwrite"
+        )
+    left = items
+    if resume:
+        remove_partial(writer.out)
+        left = [item for item in items if not writer.done(item.id)]
+    sees_depth = any(isinstance(module, DepthConv2d) for module in trained.net.modules())
+    blind = 0
+
+    def answer(sample: Sample) -> Tensor:
+        nonlocal blind
+        if sees_depth and not (sample.depth > 0).any():
+            if not blind:
+                print(f"warning: {sample.id} has no depth, so the network sees colours only", file=sys.stderr)
+            blind += 1
+        return class_probabilities(trained.net, sample, protocol)
+
+    try:
+        failed = predict_items(left, answer, writer, workers)
+    except KeyboardInterrupt:
+        print("stopped; the same command with --resume goes on", file=sys.stderr)
+        return 128 + signal.SIGINT
+    before = f", {len(items) - len(left)} of them before" if resume else ""
+    print(f"{len(items) - failed} of {len(items)} images are labelled in {out}{before} ({protocol})")
+    if blind > 1:
+        print(f"warning: {blind} images had no depth", file=sys.stderr)
+    return int(failed > 0)

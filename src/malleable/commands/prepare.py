@@ -1,0 +1,33 @@
+"""``malleable prepare``: bring a data set's own files into the folder layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from malleable.data.nyudv2 import prepare_nyudv2
+from malleable.progress import available_cores
+
+
+def prepare(
+    dataset: Literal["nyudv2"],
+    file: str,
+    out: str,
+    size: tuple[int, int] | None = None,
+    depth: Literal["filled", "raw"] = "filled",
+    workers: int | None = None,
+) -> None:
+    """Write a data set in the folder layout that every other command reads.
+
+    Interrupted, it goes on where it was when the same command is given again. OUT appears when it is complete.
+
+    Args:
+        dataset: which data set.
+        file: its own file, nyu_depth_v2_labeled.mat.
+        out: the folder to make; it must not exist.
+        size: height and width to resize to, for example --size 240 320; the camera follows.
+        depth: filled (holes in-painted by the authors) or raw (holes stay invalid).
+        workers: threads; all cores by default.
+    """
+    count = prepare_nyudv2(Path(file), Path(out), size, depth, workers or available_cores())
+    print(f"{out} is ready with {count} images; 'malleable check {out}' looks through it")

@@ -1,0 +1,37 @@
+"""``malleable push``: put a trained network into a folder or on the Hugging Face hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from malleable.inference.load import load_trained
+from malleable.inference.share import FILES, HUB, _into, _write
+
+
+def push(checkpoint: str, target: str, private: bool = False, overwrite: bool = False) -> None:
+    """Share a trained network: model.safetensors, config.json and a model card, and nothing else.
+
+    The hub's token is taken from HF_TOKEN or from 'hf auth login'.
+
+    Args:
+        checkpoint: a checkpoint, a run's folder, or a folder with model.safetensors and config.json.
+        target: a folder, or hf://owner/name, a repository on the Hugging Face hub.
+        private: make a new repository private.
+        overwrite: replace files that the folder holds.
+    """
+    trained = load_trained(checkpoint)
+    if not target.startswith(HUB):
+        _into(trained, Path(target), overwrite)
+        print(f"{target} is ready; 'malleable pull {target} OUT' and every command that takes a checkpoint read it")
+        return
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    with TemporaryDirectory() as temporary:
+        _write(trained, Path(temporary))
+        repository = api.create_repo(target.removeprefix(HUB), private=private, exist_ok=True).repo_id
+        commit = api.upload_folder(
+            repo_id=repository, folder_path=temporary, allow_patterns=list(FILES), commit_message="Weights and config"
+        )
+    print(f"{repository} is on the hub: {commit}")

@@ -1,0 +1,30 @@
+"""``malleable report``: runs beside each other, and beside the paper, in one HTML file that opens from disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from malleable.files import check_free
+from malleable.reports.outcome import grouped, read_run
+from malleable.reports.report import _write
+
+
+def report(runs: list[str], out: str = "report.html", title: str = "Report", overwrite: bool = False) -> None:
+    """Show runs beside each other in one HTML file that needs no network.
+
+    Runs that learn alike but for their seed are shown as one, with mean and standard deviation.
+
+    Args:
+        runs: folders of runs, finished or not; figures of results.json go before the last validation of training,
+            unless that is of a later step.
+        out: the HTML file to write.
+        title: of the page.
+        overwrite: replace a file that exists.
+    """
+    path = Path(out)
+    check_free(path, overwrite)
+    folders: dict[Path, Path] = {}
+    for folder in map(Path, runs):
+        folders.setdefault(folder.resolve(), folder)
+    _write(grouped(map(read_run, folders.values())), path, title)
+    print(f"{path} shows {len(folders)} {'run' if len(folders) == 1 else 'runs'}")

@@ -1,0 +1,172 @@
+"""``malleable study``: train every row of a comparison with every seed, and put the figures beside each other."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from malleable.files import locked, write_whole
+from malleable.reports.plan import Plan, PlannedRun, read_plan, share, slug
+from malleable.reports.report import SIGNATURE, write_report
+from malleable.reports.tally import Result, Tally, read_results
+from malleable.runs.folder import SETTINGS, differences, read_config, write_settings
+from malleable.runs.log import METRICS
+from malleable.runs.settings import UsageError
+
+RESULTS, TABLE, LOGS, REPORT = "results.json", "table.md", "logs", "report.html"
+
+_STOPPED = {code for number in (signal.SIGINT, signal.SIGTERM) for code in (-number, 128 + number)}
+
+
+def study(
+    file: str,
+    out: str | None = None,
+    record: str | None = None,
+    report: str | None = None,
+    steps: int | None = None,
+    only: str | None = None,
+    launcher: str | None = None,
+    collect: bool = False,
+) -> int:
+    """Train each row of a study with each seed. What is finished is not trained again, what was stopped goes on.
+
+    Args:
+        file: YAML with title, out, seeds, settings and rows; see docs/studies.md.
+        out: folder for the runs, and unless record says otherwise for their results, instead of the file's.
+        record: folder for results.json, table.md and logs/, instead of the file's; the runs' folder if neither says.
+        report: HTML file to write when all runs are done; report.html in the runs' folder by default.
+        steps: updates of every run, instead of the file's; needs an out of its own.
+        only: i/n takes the i-th of n parts of the runs, for as many processes or machines.
+        launcher: the command that starts a run, for example "srun --gpus=1" or "sbatch --gpus=1".
+        collect: start no run, only gather what finished ones reached; the report follows when all are done.
+    """
+    if collect and only is not None:
+        raise UsageError(f"collect gathers all runs, so only={only} has no meaning beside it; leave one out")
+    if steps is not None and out is None:
+        raise UsageError("steps makes other runs than the file's; give them a folder of their own with --out")
+    plan = read_plan(Path(file), steps)
+    chosen = () if collect else share(plan.runs, only)
+    folder = Path(out or plan.out)
+    kept = Path(record or (plan.record if out is None else None) or folder)
+    page = folder / REPORT if report is None else Path(report)
+    if collect and not folder.is_dir() and not (kept / RESULTS).is_file():
+        raise UsageError(
+            f"there is nothing to collect: neither {folder} nor {kept / RESULTS} exists; see --out, --record"
+        )
+    check_ours(page, kept)
+    tally = gather(plan, folder, kept)
+    failed: list[PlannedRun] = []
+    for run in chosen:
+        if run in tally.results:
+            continue
+        place = plan.runs.index(run) + 1
+        print(f"[{place}/{len(plan.runs)}] {run}: {run.config.train.steps} steps", file=sys.stderr, flush=True)
+        code = start(run, folder / run.folder, launcher)
+        if code in _STOPPED:
+            print("stopped; the same command goes on", file=sys.stderr)
+            return 128 + abs(code) % 128
+        if code:
+            failed.append(run)
+            print(f"{run} failed with exit code {code}; going on with the next", file=sys.stderr)
+        tally = gather(plan, folder, kept)
+    tally.print()
+    missing = [run for run in plan.runs if run not in tally.results]
+    if missing:
+        names = "; ".join(map(str, missing))
+        print(f"{len(missing)} of {len(plan.runs)} runs have no result yet: {names}", file=sys.stderr)
+    else:
+        write_page(plan, folder, page)
+    return 1 if failed else 0
+
+
+def check_ours(page: Path, kept: Path) -> None:
+    """Refuse to replace files that no study wrote."""
+    if page.exists() and SIGNATURE not in page.read_text(encoding="utf-8", errors="replace"):
+        raise FileExistsError(f"{page} is no report of malleable and is left as it is; give another name with --report")
+    if (kept / TABLE).exists() and not (kept / RESULTS).exists():
+        raise FileExistsError(
+            f"{kept / TABLE} is there without {RESULTS}, so no study wrote it; move it away, or give another --record"
+        )
+
+
+def start(run: PlannedRun, folder: Path, launcher: str | None) -> int:
+    """Train ``run`` in ``folder`` from its newest checkpoint or from the start. Returns the exit code."""
+    write_settings(folder, run.config)
+    arguments = ["train", "--config", str(folder / SETTINGS), "--resume", "auto"]
+    received: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
+
+    def forward(number: int, _: object) -> None:
+        received.append(number)
+        if process is not None:
+            process.terminate()
+
+    before = signal.signal(signal.SIGTERM, forward)
+    try:
+        process = subprocess.Popen([*shlex.split(launcher or ""), *_malleable(), *arguments])
+        if received:  # while it was being started
+            process.terminate()
+        while True:
+            try:
+                code = process.wait()
+                return 128 + received[0] if received else code
+            except KeyboardInterrupt:  # the run got the signal too: it writes a checkpoint and ends
+                received.append(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _malleable() -> Sequence[str]:
+    """The command that this process was started by: a script, as sbatch wants it, if it is installed."""
+    script = shutil.which("malleable", path=str(Path(sys.executable).parent))
+    return [sys.executable, "-m", "malleable"] if script is None else [script]
+
+
+def gather(plan: Plan, folder: Path, kept: Path) -> Tally:
+    """The results of all runs that are done, whether they were kept or lie in ``folder``; all are kept then."""
+    kept.mkdir(parents=True, exist_ok=True)
+    with locked(kept):  # other parts of the study may be collecting too
+        results = read_results(kept / RESULTS, plan)
+        for run in plan.runs:
+            result = None if run in results else finished(run, folder / run.folder)
+            if result is not None:
+                results[run] = result
+                if kept != folder:
+                    log = kept / LOGS / f"{slug(run.row)}-seed{run.seed}.jsonl"
+                    log.parent.mkdir(exist_ok=True)
+                    write_whole(log, (folder / run.folder / METRICS).read_bytes())
+        tally = Tally(plan, results)
+        write_whole(kept / RESULTS, (json.dumps(tally.to_dict(), indent=1) + "\n").encode())
+        write_whole(kept / TABLE, tally.to_markdown().encode())
+    return tally
+
+
+def finished(run: PlannedRun, folder: Path) -> Result | None:
+    """What ``run`` reached in ``folder``, None if it has not finished; refuses a run of other settings."""
+    if not (folder / SETTINGS).is_file():
+        return None
+    changed = differences(read_config(folder), run.config)
+    if changed:
+        raise ValueError(
+            f"{folder} was started with other settings: {'; '.join(changed)}. Give another folder with --out, or move "
+            "this one away"
+        )
+    return Result.of_run(folder, run.config)
+
+
+def write_page(plan: Plan, folder: Path, page: Path) -> None:
+    """The report, if the folders of all runs are here."""
+    gone = [str(run) for run in plan.runs if not (folder / run.folder / SETTINGS).is_file()]
+    if gone:
+        print(f"no report: {folder} has no folder of {'; '.join(gone)}", file=sys.stderr)
+        return
+    groups = {row: [folder / run.folder for run in plan.runs if run.row == row] for row in plan.rows}
+    page.parent.mkdir(parents=True, exist_ok=True)
+    write_report(groups, page, plan.title, plan.intro)
+    print(f"To see the report, open {page.resolve().as_uri()} in a browser")

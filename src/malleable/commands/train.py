@@ -1,0 +1,52 @@
+"""``malleable train``: train a network, or go on with a run."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Literal
+
+from malleable.files import held
+from malleable.runs.config import Config, DataConfig, ModelConfig, TrainConfig
+from malleable.training.distributed import (
+    launch,
+    on_first,
+)
+from malleable.training.loop import fit
+
+_DEFAULTS = Config()
+
+
+def train(
+    model: ModelConfig = _DEFAULTS.model,
+    data: DataConfig = _DEFAULTS.data,
+    train: TrainConfig = _DEFAULTS.train,
+    out: str = "runs/run",
+    resume: Literal["auto"] | None = None,
+    accelerator: str = "auto",
+    devices: int | Literal["auto"] = "auto",
+    nodes: int = 1,
+) -> int:
+    """Train a network. The run's folder gets config.yaml, metrics.jsonl, tensorboard/ and checkpoints/.
+
+    Args:
+        model: The network
+        data: The data and its augmentation
+        train: The recipe
+        out: the run's folder. One that holds a run is never overwritten, only continued.
+        resume: auto goes on from the newest good checkpoint in out, or starts if there is none.
+        accelerator: cpu, cuda, ...; auto takes a GPU if there is one.
+        devices: on each machine; auto takes all GPUs, or one CPU process. torchrun and SLURM overrule it.
+        nodes: machines. torchrun and SLURM overrule it.
+    """
+    config = Config(model, data, train)
+    fabric = launch(accelerator, devices, nodes, train.precision)
+    try:
+        with ExitStack() as stack:
+            on_first(fabric, lambda: stack.enter_context(held(Path(out))))
+            return fit(fabric, config, Path(out), resume == "auto")
+    except KeyboardInterrupt as stopped:
+        print("stopped at once; the newest checkpoint is the last one written", file=sys.stderr)
+        return 128 + next(iter(stopped.args), signal.SIGINT)

@@ -1,0 +1,168 @@
+"""Images to predict, from files, folders or a split of a data set: found at once, read one by one."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from malleable.camera import DEPTH_UNITS, Camera
+from malleable.data.folder import IMAGE_SUFFIXES, Description, FolderDataset, read_camera, read_depth
+from malleable.data.image_files import read_rgb
+from malleable.data.open import open_dataset
+from malleable.data.sample import Sample
+from malleable.data.tv_tensors import IGNORE
+
+_BESIDE = "_depth"
+"""x.jpg and x_depth.png in one folder belong together."""
+
+_DEPTH_SUFFIXES = (".png", ".npy", ".jpg", ".jpeg")
+"""Of depth files, the first that exists; JPEG only to be refused by its name."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image to come. ``id`` names what is written for it."""
+
+    id: str
+    load: Callable[[], Sample]
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What the user says about depth and camera; it goes before what files say."""
+
+    depth: Path | None = None
+    unit: str | None = None
+    camera: Path | None = None
+    focal: float | None = None
+    fx: float | None = None
+    fy: float | None = None
+    cx: float | None = None
+    cy: float | None = None
+
+    def metres_per_count(self) -> float | None:
+        if self.unit is None or self.unit in DEPTH_UNITS:
+            return None if self.unit is None else DEPTH_UNITS[self.unit]
+        try:
+            value = float(self.unit)
+        except ValueError:
+            value = 0.0
+        if not 0 < value < float("inf"):
+            raise ValueError(f"unit must be metres per count or one of {', '.join(DEPTH_UNITS)}, got {self.unit!r}")
+        return value
+
+    def camera_of(self, size: tuple[int, int], known: Camera | None) -> Camera | None:
+        """The camera of an image of ``size``: ``known`` with what the flags say instead; None if nobody knows."""
+        if self.camera is not None:
+            known = read_camera(self.camera)
+        fx, fy = (self.focal if given is None else given for given in (self.fx, self.fy))
+        if known is not None and known.size != size:
+            if self.camera is not None or fx is None or fy is None:
+                raise ValueError(
+                    f"its camera is for {known.size}, the image is {size} (height, width); give that of its size"
+                )
+            known = None
+        if known is None:
+            fx, fy = fy if fx is None else fx, fx if fy is None else fy
+            if fx is None or fy is None:
+                return None
+            known = Camera(fx, fy, (size[1] - 1) / 2, (size[0] - 1) / 2, size)
+        named = {"fx": fx, "fy": fy, "cx": self.cx, "cy": self.cy}
+        return replace(known, **{name: value for name, value in named.items() if value is not None})  # type: ignore[arg-type]
+
+
+def find_items(inputs: Sequence[str], split: str | None, flags: Flags) -> list[Item]:
+    """Everything in ``inputs``, in order. Names, not pixels: nothing but ``dataset.json`` is read yet."""
+    if not inputs:
+        raise ValueError("inputs must name at least one image, folder or data set")
+    flags.metres_per_count()
+    if split is not None:
+        if len(inputs) > 1 or flags != Flags():
+            raise ValueError("split takes one data set, and the data set says its depth unit and camera itself")
+        return _split_items(inputs[0], split)
+    items = [item for name in inputs for item in _items(Path(name), flags)]
+    if flags.depth is not None and flags.depth.is_file() and len(items) > 1:
+        raise ValueError(
+            f"depth is the one file {flags.depth} for {len(items)} images; give the folder that holds them"
+        )
+    twice = [id for id, count in Counter(item.id for item in items).items() if count > 1]
+    if twice:
+        raise ValueError(f"inputs hold {len(twice)} names twice, for example {twice[0]!r}; predict them one at a time")
+    return items
+
+
+def _split_items(source: str, split: str) -> list[Item]:
+    data = open_dataset(source, split, strict=False)
+    if isinstance(data, FolderDataset):
+        data.labelled = False  # labels are not needed, so they may be missing
+    return [Item(id, partial(data.__getitem__, index)) for index, id in enumerate(data.ids)]
+
+
+def _items(path: Path, flags: Flags) -> Iterator[Item]:
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is neither a file nor a folder; a data set needs --split")
+    path = path.absolute()  # the name of its folder matters
+    folder = path.parent if not path.is_dir() else path / "images" if (path / "images").is_dir() else path
+    layout = folder.name == "images" and (folder.parent / "depth").is_dir()  # else depth lies beside the images
+    files = [path]
+    if path.is_dir():
+        found = folder.rglob("*") if folder is not path else folder.iterdir()
+        files = sorted(file for file in found if _is_image(file) and (layout or not file.stem.endswith(_BESIDE)))
+        if not files:
+            raise FileNotFoundError(f"{folder} holds no images ({', '.join(IMAGE_SUFFIXES)}); a data set needs --split")
+    root = folder.parent if folder.name == "images" else folder
+    described = root / "dataset.json"
+    description = Description.read(described) if described.exists() else None
+    for file in files:
+        id = str(file.relative_to(folder).with_suffix(""))
+        beside = _existing(root / "depth" / id if layout else file.with_name(file.stem + _BESIDE))
+        if flags.depth is not None:
+            beside = _existing(flags.depth / id) if flags.depth.is_dir() else flags.depth
+        yield Item(id, partial(_read, file, beside, root / "cameras" / f"{id}.json", id, flags, description))
+
+
+def _existing(stem: Path) -> Path:
+    """The depth file ``stem`` with the suffix that it has, .png if there is none."""
+    files = [stem.with_name(stem.name + suffix) for suffix in _DEPTH_SUFFIXES]
+    return next((file for file in files if file.exists()), files[0])
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMAGE_SUFFIXES
+
+
+def _read(image: Path, depth: Path, camera: Path, id: str, flags: Flags, description: Description | None) -> Sample:
+    pixels = read_rgb(image)
+    size = (pixels.shape[1], pixels.shape[2])
+    known = description.camera if description is not None else None
+    try:
+        found = flags.camera_of(size, read_camera(camera) if os.path.exists(camera) else known)
+    except ValueError as error:
+        raise ValueError(f"{image}: {error}") from error
+    metres = torch.zeros(size)
+    if os.path.exists(depth) or flags.depth is not None:
+        if found is None:
+            raise ValueError(f"{image} has depth but no camera; add --focal PIXELS, --camera FILE, or dataset.json")
+        metres = _depth(depth, size, flags, description)
+    found = found or Camera(size[1], size[1], (size[1] - 1) / 2, (size[0] - 1) / 2, size)  # of no effect without depth
+    return Sample(pixels, metres[None], torch.full(size, IGNORE), found, id)
+
+
+def _depth(path: Path, size: tuple[int, int], flags: Flags, description: Description | None) -> Tensor:
+    suffix = path.suffix.lower()
+    if suffix not in _DEPTH_SUFFIXES:
+        raise ValueError(f"{path} is no depth file; save depth as a 16-bit grey PNG or, in metres, as .npy")
+    unit = flags.metres_per_count()
+    if suffix == ".npy":
+        return read_depth(path, size, unit or 1.0)
+    unit = unit or (description.metres_per_count if description is not None else None)
+    if unit is None:
+        raise ValueError(f"{path} has no unit; add --unit mm (or m, 0.1mm, 1/5000m, or metres per count)")
+    return read_depth(path, size, unit, description.invalid_depth if description is not None else 0)

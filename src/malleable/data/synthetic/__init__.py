@@ -1,0 +1,77 @@
+"""Synthetic scenes: rooms and streets by a ray caster, each a pure function of the seed and its index."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+
+from malleable.camera import Camera
+from malleable.data.palette import default_palette
+from malleable.data.sample import Sample, SampleDataset
+from malleable.data.synthetic import rooms, streets
+from malleable.data.synthetic.render import Array, render
+from malleable.data.synthetic.scene import Random
+from malleable.data.synthetic.sensor import kinect, stereo
+
+World = Literal["rooms", "streets"]
+
+
+class SyntheticScenes(SampleDataset):
+    """Scenes of random layout, texture and light: ``"rooms"`` as a Kinect sees them, ``"streets"`` as a stereo rig.
+
+    All classes draw their colours from one distribution, so colour alone does not give the class. Sample ``index``
+    depends on ``world``, ``size``, ``seed`` and ``index`` only: take another seed for a test set.
+
+    Args:
+        world: ``"rooms"`` or ``"streets"``.
+        size: (height, width).
+        seed: not negative.
+        length: how many samples the data set has.
+    """
+
+    def __init__(
+        self, world: World = "rooms", size: tuple[int, int] = (120, 160), seed: int = 0, length: int = 1000
+    ) -> None:
+        if world not in get_args(World):
+            raise ValueError(f"world must be one of {', '.join(get_args(World))}, got {world!r}")
+        if len(size) != 2 or min(size) < 8:
+            raise ValueError(f"size must be (height, width), both at least 8, got {size}")
+        if seed < 0 or length < 0:
+            raise ValueError(f"seed and length must not be negative, got seed={seed}, length={length}")
+        self.world, self.size, self.seed, self.length = world, (size[0], size[1]), seed, length
+        self.name = f"synthetic-{world}"
+        self.classes = rooms.CLASSES if world == "rooms" else streets.CLASSES
+        self.palette = default_palette(len(self.classes))
+        self.ids = [f"{world}-{seed}-{index:06d}" for index in range(length)]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Sample:
+        position = index + self.length if index < 0 else index
+        if not 0 <= position < self.length:
+            raise IndexError(f"index must be in 0..{self.length - 1}, got {index}")
+        random = np.random.default_rng((self.seed, get_args(World).index(self.world), position))
+        scene = (rooms if self.world == "rooms" else streets).layout(random, self.size)
+        seen = render(scene)
+        focal = scene.view.focal
+        if self.world == "rooms":
+            depth, label = kinect(seen.depth, focal, random), seen.label
+        else:
+            depth = stereo(seen.depth, focal, self.size[1], random)
+            label = np.where(seen.label < 0, streets.SKY, seen.label)
+        image = torch.from_numpy(_expose(seen.colour, random)).permute(2, 0, 1)
+        cx, cy = scene.view.principal
+        camera = Camera(focal, focal, cx, cy, self.size)
+        return Sample(image, torch.from_numpy(depth)[None], torch.from_numpy(label), camera, self.ids[position])
+
+
+def _expose(colour: Array, random: Random) -> Array:
+    """(H, W, 3) light of 0..1 → uint8 as a small camera gives it: exposure, white balance, gamma, noise."""
+    balance = random.uniform(0.85, 1.15) * random.uniform(0.93, 1.07, 3)
+    image = np.power((colour * balance).clip(0, 1), random.uniform(0.7, 1.1), dtype=np.float32)
+    image += random.uniform(0.005, 0.025) * random.standard_normal(colour.shape, np.float32)
+    pixels: Array = (255 * image.clip(0, 1) + 0.5).astype(np.uint8)
+    return pixels

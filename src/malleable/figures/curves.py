@@ -1,0 +1,269 @@
+"""Figures from arrays: what receptive fields are, what they do, and how a run went. Nothing is read, nothing is run.
+
+Every function returns a matplotlib figure that belongs to no window; :func:`save` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from textwrap import fill
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from malleable.figures.diagram import Stage, network
+from malleable.figures.pictures import feature_maps, neighbours, qualitative
+from malleable.figures.style import (
+    DASHES,
+    GREY,
+    INK,
+    LINES,
+    Array,
+    headline,
+    kernel_colours,
+    kernel_labels,
+    kernel_places,
+    legend,
+    new_figure,
+    save,
+    styled,
+)
+
+__all__ = [
+    "Assigning",
+    "Field",
+    "FieldPath",
+    "Stage",
+    "assigning_functions",
+    "feature_maps",
+    "neighbours",
+    "network",
+    "qualitative",
+    "rebalancing",
+    "receptive_field_path",
+    "receptive_fields",
+    "save",
+    "training",
+]
+
+_CURVES = {"loss": "training loss", "lr": "learning rate", "val/miou": "validation mIoU (%)"}
+
+
+@dataclass(frozen=True)
+class Assigning:
+    """The assigning functions of one layer over relative depth differences ``d`` (D,).
+
+    h: (K + 2, D); g: (K, D); centers: (K + 2,).
+    """
+
+    d: Array
+    h: Array
+    g: Array
+    centers: Array
+    temperature: float
+
+
+@dataclass(frozen=True)
+class Field:
+    """The depth receptive field of one layer: g (K, D) of neighbours ``metres`` (D,) behind the centre pixel.
+
+    centers: (K,), where each kernel looks, in grid cells.
+    """
+
+    metres: Array
+    g: Array
+    centers: Array
+
+
+@dataclass(frozen=True)
+class FieldPath:
+    """How the receptive field of one layer moved.
+
+    steps: (S,); centers: (S, K + 2); temperature: (S,); scales: (S, K).
+    """
+
+    steps: Array
+    centers: Array
+    temperature: Array
+    scales: Array
+
+
+@styled
+def assigning_functions(states: Mapping[str, Assigning]) -> Figure:
+    """h_k above, g_k below (paper, Fig. 2 and appendix 3), for every state: at the start, in each layer.
+
+    Args:
+        states: title → functions.
+    """
+    figure = new_figure(max(5.0, 2.2 * len(states)), 4.6)
+    panels = figure.subplots(2, len(states), squeeze=False, sharex="col", sharey="row")
+    for (above, below), (title, state) in zip(panels.T, states.items(), strict=True):
+        kernels = list(_kernels(state.centers[1:-1]))
+        for h, dashes in ((state.h[0], "--"), (state.h[-1], ":")):
+            above.plot(state.d, h, color=GREY, linestyle=dashes, linewidth=1.3)
+        for (_, colour), h, g, a in zip(kernels, state.h[1:-1], state.g, state.centers[1:-1], strict=True):
+            above.plot(state.d, h, color=colour)
+            below.plot(state.d, g, color=colour)
+            below.axvline(a, color=colour, linewidth=0.8, linestyle=":")
+        above.set_title(f"{title}\nt = {state.temperature:.3g}")
+        below.set_xlabel("← behind\u2003$d$\u2003in front →", parse_math=True)
+        below.set_xlim(state.d[0], state.d[-1])
+    coldest = min(state.temperature for state in states.values())
+    panels[0, 0].set_ylabel("$h_k$", parse_math=True)
+    panels[0, 0].set_ylim(-4 / coldest, 2.5 / coldest)
+    panels[1, 0].set_ylabel("$g_k$", parse_math=True)
+    panels[1, 0].set_ylim(0, 1.05)
+    _kernel_legend(
+        figure,
+        (state.centers[1:-1] for state in states.values()),
+        {"beyond, behind": ("--", GREY), "beyond, in front": (":", GREY)},
+    )
+    return figure
+
+
+@styled
+def receptive_fields(methods: Mapping[str, Mapping[str, Field]], depth: float, focal: float) -> Figure:
+    """Depth receptive fields in metres (paper, Fig. 4 and appendix 4): a row a method, a column a stage.
+
+    As in the paper, every panel is scaled to the height of its highest kernel.
+
+    Args:
+        methods: method → stage (res2 …) → its field.
+        depth: of the centre pixel in metres.
+        focal: pixels.
+    """
+    stages = sorted({stage for fields in methods.values() for stage in fields})
+    figure = new_figure(max(5.0, 0.6 + 2.4 * len(stages)), 1.0 + 1.45 * len(methods))
+    panels = figure.subplots(len(methods), len(stages), squeeze=False, sharex="col", sharey=True)
+    for row, (method, fields) in zip(panels, methods.items(), strict=True):
+        for panel, stage in zip(row, stages, strict=True):
+            if stage not in fields:
+                panel.set_axis_off()
+                continue
+            field = fields[stage]
+            height = np.nanmax(field.g)
+            for (_, colour), g in zip(_kernels(field.centers), field.g, strict=True):
+                panel.plot(field.metres, g / height, color=colour)
+                panel.fill_between(
+                    field.metres, g / height, where=g > height / 500, color=colour, alpha=0.15, linewidth=0
+                )
+            panel.set_xlim(field.metres[0], field.metres[-1])
+        row[0].set_ylabel(fill(method, 16))
+    panels[0, 0].set(ylim=(0, 1.05), yticks=[0, 1])
+    for panel, stage in zip(panels[0], stages, strict=True):
+        panel.set_title(stage)
+    for panel in panels[-1]:
+        panel.set_xlabel("← in front\u2003metres\u2003behind →")
+        panel.locator_params(axis="x", nbins=5, prune="both")
+    headline(figure, f"Depth receptive fields at {depth:g} m, focal length {focal:.4g} px (height scaled to 1)")
+    _kernel_legend(figure, (field.centers for fields in methods.values() for field in fields.values()))
+    return figure
+
+
+@styled
+def rebalancing(layers: Mapping[str, tuple[Array, Array, Array]], counted: str) -> Figure:
+    """Which share of all assigned pixels each kernel has, before and after rebalancing (paper, Fig. 3, appendix 5).
+
+    Args:
+        layers: title → (shares before, shares after, centers), each (K,).
+        counted: what was counted over, for the title.
+    """
+    kernels = max(len(centers) for _, _, centers in layers.values())
+    figure = new_figure(max(5.0, max(2.6, 0.62 * kernels) * len(layers)), 3.4)
+    panels = figure.subplots(1, len(layers), squeeze=False, sharey=True)[0]
+    for panel, (title, (before, after, centers)) in zip(panels, layers.items(), strict=True):
+        order = np.argsort(centers)
+        labels, colours = kernel_labels(centers), kernel_colours(centers)
+        for shift, shares, alpha in ((-0.2, before, 0.4), (0.2, after, 1.0)):
+            bars = panel.bar(np.arange(len(order)) + shift, 100 * shares[order], 0.38, alpha=alpha,
+                             color=[colours[k] for k in order])  # fmt: skip
+            panel.bar_label(bars, fmt="%.0f", fontsize=8, padding=1)
+        panel.set_xticks(range(len(order)), [labels[k].replace(" ", "\n") for k in order])
+        panel.set_title(title)
+        panel.grid(visible=False, axis="x")
+    panels[0].set_ylabel("share of pixels (%)")
+    panels[0].margins(y=0.1)
+    headline(figure, f"Pixels per kernel, counted over {counted}")
+    legend(figure, [Patch(color=GREY, alpha=0.4), Patch(color=GREY)],
+           ["before rebalancing ($g_k$)", "after ($s_k g_k$)"], width=2.3, formulas=True)  # fmt: skip
+    return figure
+
+
+@styled
+def training(runs: Mapping[str, Mapping[str, tuple[Array, Array]]]) -> Figure:
+    """How runs went.
+
+    Args:
+        runs: shown name → of ``loss``, ``lr`` and ``val/miou`` those there are → (steps, values), both (S,).
+    """
+    kinds = [kind for kind in _CURVES if any(kind in curves for curves in runs.values())]
+    figure = new_figure(max(5.0, 3.6 * len(kinds)), 3.2 + 0.22 * (len(runs) > 1) * -(-len(runs) // 3))
+    panels = figure.subplots(1, len(kinds), squeeze=False, sharex=True)[0]
+    lines: dict[str, Any] = {}
+    for panel, kind in zip(panels, kinds, strict=True):
+        for number, (name, curves) in enumerate(runs.items()):
+            if kind in curves:
+                steps, values = curves[kind]
+                marker = "o" if kind == "val/miou" or len(steps) == 1 else None
+                (lines[name],) = panel.plot(steps, values, color=LINES[number % len(LINES)], marker=marker,
+                    linestyle=DASHES[number // len(LINES) % len(DASHES)], markersize=4)  # fmt: skip
+        panel.set(title=_CURVES[kind], xlabel="step")
+        panel.set_ylim(bottom=0)
+        panel.set_xlim(left=0)
+        panel.locator_params(axis="x", nbins=5)
+    if len(lines) > 1:
+        legend(figure, list(lines.values()), list(lines), width=3.0)
+    return figure
+
+
+@styled
+def receptive_field_path(layers: Mapping[str, FieldPath]) -> Figure:
+    """How centers, temperature and scales moved in training, a column a layer.
+
+    Args:
+        layers: title → path.
+    """
+    figure = new_figure(max(5.0, 2.5 * len(layers)), 6.2)
+    panels = figure.subplots(3, len(layers), squeeze=False, sharex=True, sharey="row")
+    for (centers, temperature, scales), (title, path) in zip(panels.T, layers.items(), strict=True):
+        for border in (path.centers[:, 0], path.centers[:, -1]):
+            centers.plot(path.steps, border, color=GREY, linestyle="--", linewidth=1.3)
+        for (_, colour), a, s in zip(
+            _kernels(path.centers[-1, 1:-1]), path.centers[:, 1:-1].T, path.scales.T, strict=True
+        ):
+            centers.plot(path.steps, a, color=colour)
+            scales.plot(path.steps, s, color=colour)
+        temperature.plot(path.steps, path.temperature, color=INK)
+        centers.set_title(title)
+        scales.set_xlabel("step")
+        scales.set_xlim(left=0)
+        scales.locator_params(axis="x", nbins=4)
+    for row, label in zip(panels, ("centers $a_k$", "temperature $t$", "scales $s_k$"), strict=True):
+        row[0].set_ylabel(label, parse_math=True)
+    _kernel_legend(figure, (path.centers[-1, 1:-1] for path in layers.values()), {"borders": ("--", GREY)})
+    return figure
+
+
+def _kernels(centers: Array) -> Iterable[tuple[str, str]]:
+    """Label and colour of every kernel."""
+    return zip(kernel_labels(centers), kernel_colours(centers), strict=True)
+
+
+def _kernel_legend(
+    figure: Figure, centers: Iterable[Array], others: Mapping[str, tuple[Any, str]] | None = None
+) -> None:
+    """A legend of all kernels that occur, from behind to in front, and of ``others``: label → (dashes, colour)."""
+    kernels = {
+        place: kernel for layer in centers for place, kernel in zip(kernel_places(layer), _kernels(layer), strict=True)
+    }
+    ordered = [kernels[place] for place in sorted(kernels)]
+    handles = [Line2D([], [], color=colour) for _, colour in ordered]
+    labels = [label for label, _ in ordered]
+    for label, (dashes, colour) in (others or {}).items():
+        handles.append(Line2D([], [], color=colour, linestyle=dashes))
+        labels.append(label)
+    legend(figure, handles, labels)

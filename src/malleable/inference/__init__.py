@@ -1,0 +1,1 @@
+"""From a sample to probabilities to scores."""

@@ -1,0 +1,77 @@
+"""``malleable push`` and ``pull``: weights as safetensors and their config, in a folder or on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from malleable.inference.load import CONFIG, WEIGHTS, Trained, save_trained
+
+HUB = "hf://"
+CARD = "README.md"
+FILES = (WEIGHTS, CONFIG, CARD)
+"""All that is ever shared."""
+
+
+def card(trained: Trained) -> str:
+    """The model card: what the network is, what it learned from, how to use it."""
+    config: Any = trained.net._hub_mixin_config
+    rows = [f"| {name} | {_literal(value)} |" for name, value in sorted(config.items())]
+    learned = f" It was trained on {_literal(trained.dataset)}" if trained.dataset else ""
+    learned += f" for {trained.step} steps." if learned and trained.step is not None else "." if learned else ""
+    return "\n".join(
+        [
+            "---",
+            "library_name: malleable",
+            "pipeline_tag: image-segmentation",
+            "tags: [rgb-d, semantic-segmentation]",
+            "---",
+            "",
+            "# RGB-D scene parsing with malleable",
+            "",
+            f"DeepLabv3+ for {len(trained.classes)} classes: {', '.join(map(_literal, trained.classes))}.{learned}",
+            "",
+            "| setting | value |",
+            "|---|---|",
+            *rows,
+            "",
+            "```sh",
+            "malleable pull hf://OWNER/NAME model",
+            "malleable predict model image.png --depth depth.png --unit mm --focal 525 --out labels",
+            "```",
+            "",
+        ]
+    )
+
+
+def _literal(value: object) -> str:
+    """``value`` in Markdown that shows it as it is, in one line: no markup, no HTML."""
+    text = escape(" ".join(str(value).split()), quote=False)
+    return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", text)
+
+
+def _into(trained: Trained, folder: Path, overwrite: bool) -> None:
+    """Write a network's files into ``folder``, all of them or none."""
+    _check_free(folder, overwrite)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent) as temporary:
+        _write(trained, Path(temporary))
+        folder.mkdir(exist_ok=True)
+        for name in FILES:
+            (Path(temporary) / name).replace(folder / name)
+
+
+def _write(trained: Trained, folder: Path) -> None:
+    save_trained(trained, folder)
+    (folder / CARD).write_text(card(trained), encoding="utf-8")
+
+
+def _check_free(folder: Path, overwrite: bool) -> None:
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file; give the name of a folder")
+    taken = [name for name in FILES if (folder / name).exists()]
+    if taken and not overwrite:
+        raise FileExistsError(f"{folder} holds {', '.join(taken)} and is left as it is; choose another or --overwrite")

@@ -1,0 +1,74 @@
+"""What was replaced in a network, at which rate, and what it adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from malleable.layers import DepthConv2d
+from malleable.models.convert import CONVOLUTIONS, Converted
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """One depth-seeing layer of a network."""
+
+    name: str
+    kind: str  # "malleable", "conv25d" or "depth_aware"
+    rate: float | None  # of the map it reads; None if not known
+    kernels: int
+    parameters: int
+    added: int  # parameters on top of those of the convolution it replaced
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The depth-seeing layers of a network in the order they are registered. ``print`` it for a table."""
+
+    layers: tuple[Replaced, ...]
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = [("layer", "convolution", "rate", "kernels", "parameters", "added")]
+        for layer in self.layers:
+            rate = "?" if layer.rate is None else f"{layer.rate:g}"
+            figures = (str(layer.kernels), f"{layer.parameters:,}", f"{layer.added:,}")
+            rows.append((layer.name, layer.kind, rate, *figures))
+        totals = (sum(layer.parameters for layer in self.layers), sum(layer.added for layer in self.layers))
+        rows.append((f"{len(self.layers)} layers", "", "", "", *(f"{total:,}" for total in totals)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        aligned = "<<>>>>"
+        return "\n".join(
+            "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, aligned, widths, strict=True)).rstrip()
+            for row in rows
+        )
+
+
+def summary(net: nn.Module) -> Summary:
+    """List the depth-seeing layers of ``net``, a converted network or one that contains any.
+
+    Rates are those of the image that :func:`malleable.models.convert` tried the network with.
+
+    Example:
+        >>> print(summary(convert(timm.create_model("resnet18"))))
+    """
+    rates = {
+        id(layer): converted.rates[name]
+        for converted in net.modules()
+        if isinstance(converted, Converted)
+        for name, layer in converted.layers().items()
+    }
+    return Summary(
+        tuple(
+            _describe(name, layer, rates.get(id(layer)))
+            for name, layer in net.named_modules()
+            if isinstance(layer, DepthConv2d)
+        )
+    )
+
+
+def _describe(name: str, layer: DepthConv2d, rate: float | None) -> Replaced:
+    kind = next((kind for kind, layer_type in CONVOLUTIONS.items() if type(layer) is layer_type), type(layer).__name__)
+    parameters = sum(parameter.numel() for parameter in layer.parameters())
+    original = layer.weight.numel() // layer.kernels + (0 if layer.bias is None else layer.bias.numel())
+    return Replaced(name, kind, rate, layer.kernels, parameters, parameters - original)

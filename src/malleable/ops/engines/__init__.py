@@ -1,0 +1,93 @@
+"""The engines that can run ``depth_conv2d``, and the one place that chooses between them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from malleable.ops.engines import blocks, native, plain
+from malleable.ops.engines import triton as triton_engine
+from malleable.ops.window import Window
+
+logger = logging.getLogger("malleable")
+
+
+class Engine(Protocol):
+    """A module with these names is an engine. See ``plain.py`` for what the functions mean."""
+
+    name: str
+
+    def can_run(self, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> str | None:
+        """None if it can, else the reason why not."""
+
+    def forward(self, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> Tensor: ...
+
+    def backward(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        assign: Tensor,
+        window: Window,
+        groups: int,
+        needs: tuple[bool, bool, bool],
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]: ...
+
+
+ENGINES: dict[str, Engine] = {
+    engine.name: engine for engine in cast(list[Engine], [triton_engine, native, blocks, plain])
+}
+"""By name, the preferred first."""
+
+
+def check_engine(engine: str) -> None:
+    if engine != "auto" and engine not in ENGINES:
+        raise ValueError(f"engine must be 'auto' or one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
+
+
+def choose(engine: str, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> Engine:
+    """The engine of that name; for ``"auto"`` the one that $MALLEABLE_ENGINE names, or the first that can run the call.
+
+    An engine that was asked for and cannot run the call is an error that says why.
+    """
+    check_engine(engine)
+    source = f"engine={engine!r}"
+    wish = os.environ.get("MALLEABLE_ENGINE") or "auto"
+    if engine == "auto" and wish != "auto":
+        engine = wish
+        source = f"MALLEABLE_ENGINE={engine}"
+        if engine not in ENGINES:
+            raise ValueError(f"{source} must be 'auto' or one of {', '.join(map(repr, ENGINES))}")
+    if engine != "auto":
+        reason = ENGINES[engine].can_run(x, weight, assign, window, groups)
+        if reason is not None:
+            raise RuntimeError(f"{source} cannot run this call: {reason}")
+        return ENGINES[engine]
+    reasons = []
+    for candidate in ENGINES.values():
+        reason = candidate.can_run(x, weight, assign, window, groups)
+        if reason is None:
+            break
+        reasons.append(f"not {candidate.name}: {reason}")
+    _log(candidate.name, tuple(x.shape), tuple(weight.shape), x.dtype, window, groups, "; ".join(reasons))
+    return candidate
+
+
+@functools.lru_cache(maxsize=1024)
+def _log(
+    chosen: str,
+    x: tuple[int, ...],
+    weight: tuple[int, ...],
+    dtype: torch.dtype,
+    window: Window,
+    groups: int,
+    reasons: str,
+) -> None:
+    """Cached, so that each shape is logged once."""
+    why = reasons or "the first choice"
+    logger.debug("engine %s for x %s, weight %s, %s, %s, groups %d (%s)", chosen, x, weight, dtype, window, groups, why)

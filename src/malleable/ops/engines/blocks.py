@@ -1,0 +1,88 @@
+"""The CPU engine without a compiler: weighted patches of a few rows at a time, then one matrix product.
+
+Patches are at most 16 MiB and are made again in backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from malleable.ops.window import Window
+
+name = "blocks"
+
+_PATCH_BYTES = 16 * 2**20
+
+
+def can_run(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> str | None:
+    if x.device.type != "cpu":
+        return f"it runs on the CPU, x is on {x.device}"
+    if groups != 1:
+        return f"it takes groups=1, not {groups}"
+    if x.dtype not in (torch.float32, torch.float64):
+        return f"it takes float32 and float64, x is {x.dtype}"
+    return None
+
+
+def forward(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> Tensor:
+    kernels, out_channels = assign.shape[1], weight.shape[0] // assign.shape[1]
+    y = x.new_empty(x.shape[0], out_channels, *assign.shape[-2:])
+    w = _matrix(weight, kernels)  # (O, taps·K·C)
+    for n, rows, patches in _blocks(x, assign, window):
+        y[n, :, rows] = (w @ _weigh(patches, assign[n, :, :, rows])).view(out_channels, -1, y.shape[-1])
+    return y
+
+
+def backward(
+    grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int, needs: tuple[bool, bool, bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    kernels, channels = assign.shape[1], x.shape[1]
+    left, right, top, bottom = window.padding
+    padded = x.new_zeros(*x.shape[:2], x.shape[2] + top + bottom, x.shape[3] + left + right)
+    w = _matrix(weight, kernels)
+    grad_w, grad_assign = torch.zeros_like(w), torch.zeros_like(assign)
+    for n, rows, patches in _blocks(x, assign, window):
+        g, gy = assign[n, :, :, rows], grad[n, :, rows].flatten(1)
+        if needs[1]:
+            grad_w.addmm_(gy, _weigh(patches, g).T)
+        if needs[0] or needs[2]:
+            z = (w.T @ gy).view(window.taps, kernels, channels, -1, grad.shape[-1])  # d loss / d (assign · x)
+            if needs[2]:
+                grad_assign[n, :, :, rows] = torch.einsum("pkchw,pchw->kphw", z, patches)
+            if needs[0]:
+                to_patches = torch.einsum("pkchw,kphw->pchw", z, g)
+                first = rows.start * window.stride[0]
+                views = window.views_of_padded(padded[n : n + 1, :, first:], (z.shape[3], z.shape[4]))
+                for view, term in zip(views, to_patches, strict=True):
+                    view += term
+    grad_x = padded[..., top : top + x.shape[2], left : left + x.shape[3]]
+    grad_weight = grad_w.view(-1, window.taps, kernels, channels).permute(2, 0, 3, 1).reshape_as(weight)
+    a, b, c = (t if need else None for t, need in zip((grad_x, grad_weight, grad_assign), needs, strict=True))
+    return a, b, c
+
+
+def _blocks(x: Tensor, assign: Tensor, window: Window) -> Iterator[tuple[int, slice, Tensor]]:
+    """Sample, output rows and their patches (taps, C, rows, Wout)."""
+    kernels, taps, height, width = assign.shape[1:]
+    row_bytes = x.element_size() * kernels * taps * x.shape[1] * width
+    step = max(1, _PATCH_BYTES // max(row_bytes, 1))
+    for n in range(x.shape[0]):
+        padded = F.pad(x[n : n + 1], window.padding)
+        for first in range(0, height, step):
+            rows = slice(first, min(first + step, height))
+            views = window.views_of_padded(padded[..., first * window.stride[0] :, :], (rows.stop - first, width))
+            yield n, rows, torch.cat(list(views))
+
+
+def _weigh(patches: Tensor, g: Tensor) -> Tensor:
+    """(taps, C, h, w) and (K, taps, h, w) to (taps·K·C, h·w)."""
+    return (patches[:, None] * g.transpose(0, 1)[:, :, None]).flatten(3).flatten(0, 2)
+
+
+def _matrix(weight: Tensor, kernels: int) -> Tensor:
+    """(K·O, C, kh, kw) as (O, taps·K·C)."""
+    return torch.unflatten(weight.flatten(2), 0, (kernels, -1)).permute(1, 3, 0, 2).flatten(1)

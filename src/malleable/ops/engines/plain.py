@@ -1,0 +1,85 @@
+"""The reference engine: Eq. 8 in plain PyTorch, one tap at a time.
+
+K, G: kernels and groups; c, o: channels in and out of one group. Sums run in at least float32.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from malleable.ops.window import Window
+
+name = "plain"
+
+
+def can_run(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> str | None:
+    """None: this engine runs everything, everywhere."""
+    return None
+
+
+def forward(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> Tensor:
+    """y(i) = Σ_k Σ_p assign_k(i, p) · w_k(p) · x(i + p).
+
+    Args:
+        x: (N, C, H, W)
+        weight: (K·O, C / groups, kh, kw)
+        assign: (N, K, taps, Hout, Wout)
+
+    Returns:
+        (N, O, Hout, Wout)
+    """
+    w = _split(weight, assign.shape[1], groups).permute(4, 1, 2, 0, 3).flatten(3).flatten(1, 2)  # (taps, O, K·c)
+    y: Tensor | None = None
+    for p, patch in enumerate(window.views(x)):
+        weighted = _weigh(patch, assign[:, :, p], groups).flatten(1, 3)  # (N, G·K·c, Hout, Wout)
+        term = F.conv2d(weighted, w[p, :, :, None, None], groups=groups).to(_accumulator(x.dtype))
+        y = term if y is None else y + term
+    assert y is not None
+    return y.to(x.dtype)
+
+
+def backward(
+    grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int, needs: tuple[bool, bool, bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of x, weight and assign from ``grad`` (N, O, Hout, Wout), None where not needed.
+
+    Patches are made again tap by tap, so nothing larger than one tap's is ever kept.
+    """
+    dtype = x.dtype
+    grad, x, weight, assign = (t.to(_accumulator(dtype)) for t in (grad, x, weight, assign))
+    w = _split(weight, assign.shape[1], groups)
+    gy = torch.unflatten(grad, 1, (groups, -1))  # (N, G, o, Hout, Wout)
+    left, right, top, bottom = window.padding
+    padded = x.new_zeros(*x.shape[:2], x.shape[2] + top + bottom, x.shape[3] + left + right)
+    grad_views = window.views_of_padded(padded, window.output_size(x.shape[-2:]))
+    grad_w, grad_assign = torch.zeros_like(w), torch.zeros_like(assign)
+    for p, (patch, grad_view) in enumerate(zip(window.views(x), grad_views, strict=True)):
+        g = assign[:, :, p]
+        if needs[0] or needs[2]:
+            to_weighted = torch.einsum("ngohw,kgoc->nkgchw", gy, w[..., p])  # d loss / d (assign · x)
+            if needs[0]:
+                grad_view += (to_weighted * g[:, :, None, None]).sum(1).flatten(1, 2)
+            if needs[2]:
+                grad_assign[:, :, p] = (to_weighted * torch.unflatten(patch, 1, (groups, -1))[:, None]).sum((2, 3))
+        if needs[1]:
+            grad_w[..., p] = torch.einsum("ngohw,ngkchw->kgoc", gy, _weigh(patch, g, groups))
+    grad_x = padded[..., top : top + x.shape[2], left : left + x.shape[3]]
+    gradients = (grad_x, grad_w.reshape_as(weight), grad_assign)
+    a, b, c = (g.to(dtype) if need else None for g, need in zip(gradients, needs, strict=True))
+    return a, b, c
+
+
+def _split(weight: Tensor, kernels: int, groups: int) -> Tensor:
+    """(K·O, C / G, kh, kw) as (K, G, o, c, taps)."""
+    return torch.unflatten(weight.flatten(2), 0, (kernels, groups, -1))
+
+
+def _weigh(patch: Tensor, g: Tensor, groups: int) -> Tensor:
+    """g_k(i, i + p) · x(i + p) of one tap: (N, C, ...) and (N, K, ...) to (N, G, K, c, ...)."""
+    return torch.unflatten(patch, 1, (groups, 1, -1)) * g[:, None, :, None]
+
+
+def _accumulator(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,87 @@
+"""The tile sizes each Triton kernel may run with, and the tuner that picks one per layer on the GPU at hand."""
+
+# mypy: disable-error-code="import-untyped,import-not-found"
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import triton
+
+from malleable.ops.engines.triton import kernels as triton_kernels
+
+KERNELS: dict[str, Any] = {
+    "forward": triton_kernels.forward_kernel,
+    "data_gradients": triton_kernels.data_gradients_kernel,
+    "weight_gradient": triton_kernels.weight_gradient_kernel,
+}
+
+
+def _configs(*choices: tuple[int, int | None, int, int, int, int | None]) -> list[triton.Config]:
+    configs = []
+    for pixels, channels, outputs, warps, stages, registers in choices:
+        sizes = {"BLOCK_P": pixels, "BLOCK_OUT": outputs} | ({} if channels is None else {"BLOCK_IN": channels})
+        configs.append(triton.Config(sizes, num_warps=warps, num_stages=stages, maxnreg=registers))
+    return configs
+
+
+# BLOCK_P, BLOCK_IN, BLOCK_OUT, warps, stages, registers; the smallest last. None of them spills, see docs/triton.md:
+# registers are named where the assembler, left alone, aims at more warps at a time and spills for it.
+CONFIGS: dict[tuple[str, str], list[triton.Config]] = {
+    ("forward", "half"): _configs(
+        (128, 64, 64, 8, 3, None),
+        (128, 32, 128, 8, 4, None),
+        (256, 32, 64, 8, 3, None),
+        (64, 64, 64, 4, 3, None),
+        (64, 32, 32, 4, 3, None),
+    ),
+    ("forward", "tf32"): _configs((128, 32, 64, 8, 3, 255), (64, 32, 64, 4, 3, 255), (64, 32, 32, 4, 3, 255)),
+    ("forward", "ieee"): _configs((64, 32, 32, 4, 3, None)),
+    ("data_gradients", "half"): _configs(
+        (128, None, 64, 8, 3, 255), (64, None, 64, 8, 3, None), (32, None, 64, 4, 3, 255)
+    ),
+    ("data_gradients", "tf32"): _configs((64, None, 32, 8, 3, 255), (32, None, 32, 4, 3, 255)),
+    ("data_gradients", "ieee"): _configs((64, None, 16, 8, 3, 255), (32, None, 16, 4, 3, 255)),
+    ("weight_gradient", "half"): _configs(
+        (64, 64, 64, 8, 3, 255), (32, 128, 64, 8, 3, None), (32, 64, 64, 4, 3, None), (32, 32, 32, 4, 3, None)
+    ),
+    ("weight_gradient", "tf32"): _configs((32, 64, 64, 8, 3, None), (32, 32, 32, 4, 3, 255)),
+    ("weight_gradient", "ieee"): _configs((16, 64, 64, 8, 3, None), (32, 32, 32, 4, 3, 255)),
+}
+"""By kernel and by what it multiplies: 16-bit numbers, float32 as TF32, or float32 as it is."""
+
+
+def block_in(channels: int, arithmetic: str) -> int:
+    """BLOCK_IN of data_gradients_kernel. It follows from the layer, because the size of the workspace does from it."""
+    return min(32 if arithmetic == "ieee" else 64, max(16, int(triton.next_power_of_2(channels))))
+
+
+def launch(kernel: str, arithmetic: str, grid: Callable[[dict[str, Any]], tuple[int, ...]], arguments: Any) -> None:
+    """Run one of KERNELS with the best of its configurations, found by timing them when a layer is first seen."""
+    if triton_kernels.INTERPRETED:
+        KERNELS[kernel][grid](**arguments, **CONFIGS[kernel, arithmetic][-1].kwargs)
+    else:
+        # Fused multiply-adds: Triton means to turn them off by default.
+        _tuned(kernel, arithmetic)[grid](**arguments, enable_fp_fusion=True)
+
+
+@cache
+def _tuned(kernel: str, arithmetic: str) -> Any:
+    key = ["size_class", "stride_h", "stride_w", "KERNELS", "KH", "KW", "GROUPS", "IN_C", "OUT_C", "CHANNELS_LAST"]
+    key += ["NEED_X", "NEED_ASSIGN"] if kernel == "data_gradients" else []
+    prune = {"early_config_prune": fitting}
+    return triton.autotune(CONFIGS[kernel, arithmetic], key, prune_configs_by=prune)(KERNELS[kernel])
+
+
+def fitting(configs: list[triton.Config], named: dict[str, Any], **arguments: Any) -> list[triton.Config]:
+    """The configurations worth a trial on a layer. The last and smallest always is.
+
+    Blocks are to be no larger than the layer's channels. Tiles of contiguous maps come in through registers, which
+    leaves data_gradients_kernel no room for 128 pixels.
+    """
+    most = {f"BLOCK_{side}": max(16, int(triton.next_power_of_2(arguments[f"{side}_C"]))) for side in ("IN", "OUT")}
+    if "NEED_X" in arguments and not arguments["CHANNELS_LAST"]:
+        most["BLOCK_P"] = 64
+    return [c for c in configs if c is configs[-1] or all(c.kwargs.get(name, 0) <= most[name] for name in most)]

@@ -1,0 +1,261 @@
+"""What runs came to: settings, figures, speed and cost, as their folders tell."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from malleable.data.open import open_dataset
+from malleable.data.sample import SampleDataset
+from malleable.files import read_json
+from malleable.models.cost import Cost, measure
+from malleable.reports.statistics import Average
+from malleable.runs.config import Config, ModelConfig, build_network
+from malleable.runs.folder import SETTINGS, essence, read_config
+from malleable.runs.log import METRICS, SCORE, read_metrics
+from malleable.runs.scores import FIGURES, Protocol
+
+RESULTS = "results.json"
+_REMARKS = {"nyudv2-half": "half-size, 8-bit-recovered depth"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures in percent (NaN if there is none), how they were measured, and the file that says so.
+
+    ``iou`` has an entry per class, None for one that is neither in labels nor predictions.
+    """
+
+    miou: float
+    pixel_accuracy: float
+    mean_accuracy: float
+    iou: Mapping[str, float | None]
+    dataset: str
+    split: str
+    protocol: Protocol
+    step: int | None
+    source: str
+
+    @property
+    def setting(self) -> str:
+        """Figures of one setting may be compared."""
+        remark = f" ({_REMARKS[self.dataset]})" if self.dataset in _REMARKS else ""
+        return f"{self.dataset} {self.split}{remark}, {self.protocol}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run. ``dataset`` is its validation split, or a sentence that says why it cannot be opened here."""
+
+    folder: Path
+    config: Config
+    yaml: str
+    dataset: SampleDataset | str
+    measured: Measured | None
+    step: int
+    images_per_second: float | None
+
+    @property
+    def command(self) -> str:
+        """What goes on with it, or once it is finished trains it anew."""
+        where = ["--out", "NEW_FOLDER"] if self.finished else ["--out", str(self.folder), "--resume", "auto"]
+        return shlex.join(["malleable", "train", "--config", str(self.folder / SETTINGS), *where])
+
+    @property
+    def finished(self) -> bool:
+        """Whether it was measured after its last step, or is not to be; one that was stopped before goes on with it."""
+        if not self.config.train.validate_last and self.step >= self.config.train.steps:
+            return True
+        measured = None if self.measured is None else self.measured.step or self.step
+        return measured is not None and measured >= self.config.train.steps
+
+    @property
+    def budget(self) -> str:
+        recipe, (height, width) = self.config.train, self.config.data.crop
+        return f"{recipe.steps} steps × {recipe.batch_size} images of {height}×{width}"
+
+    @property
+    def cost(self) -> Cost | None:
+        """Of one image of the size that training crops; None if the number of classes is not known."""
+        if not isinstance(self.dataset, str):
+            classes = len(self.dataset.classes)
+        elif self.measured is not None and self.measured.source == RESULTS:
+            classes = len(self.measured.iou)
+        else:
+            return None
+        return _cost(self.config.model, classes, self.config.data.crop)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that are shown as one, usually several seeds of a method."""
+
+    name: str
+    runs: tuple[Run, ...]
+
+    @property
+    def config(self) -> Config:
+        return self.runs[0].config
+
+    @cached_property
+    def counted(self) -> list[tuple[Run, Measured]]:
+        """Its runs that were measured alike and after as many steps, with their figures: the largest such set."""
+        found = [(run, run.measured) for run in self.runs if run.measured is not None]
+        most = Counter((each.setting, each.step) for _, each in found).most_common(1)
+        return [(run, each) for run, each in found if (each.setting, each.step) == most[0][0]]
+
+    @property
+    def measured(self) -> list[Measured]:
+        return [each for _, each in self.counted]
+
+    @property
+    def setting(self) -> str | None:
+        return self.measured[0].setting if self.measured else None
+
+    def average(self, figure: Callable[[Measured], float | None]) -> Average | None:
+        """Of a figure of its runs; None if no run has it."""
+        return Average.of(value for each in self.measured if (value := figure(each)) is not None)
+
+    @property
+    def miou(self) -> Average | None:
+        return self.average(lambda measured: measured.miou)
+
+    @property
+    def _step(self) -> int | None:
+        return self.measured[0].step if self.measured else None
+
+    @property
+    def _complete(self) -> bool:
+        """Whether its figures are those of the end of training, as far as is known."""
+        return all(each.step is None or each.step >= run.config.train.steps for run, each in self.counted)
+
+    @property
+    def seeds(self) -> set[int]:
+        """Of the runs that its figures are from."""
+        return {run.config.train.seed for run, _ in self.counted}
+
+    def ahead(self, other: Group) -> Average | None:
+        """How far its mIoU is above that of ``other``, over the seeds that both have, or of one run each.
+
+        None if there is no such pair, or if the two were not measured alike, at the same step or the end of training.
+        """
+        if self.setting != other.setting or not (self._step == other._step or (self._complete and other._complete)):
+            return None
+        alone = len(self.counted) == len(other.counted) == 1
+        return Average.of(
+            mine.miou - theirs.miou
+            for run, mine in self.counted
+            for against, theirs in other.counted
+            if alone or run.config.train.seed == against.config.train.seed
+        )
+
+    @property
+    def images_per_second(self) -> float | None:
+        speeds = [run.images_per_second for run in self.runs if run.images_per_second is not None]
+        return median(speeds) if speeds else None
+
+
+def read_run(folder: Path, evaluated: bool = True) -> Run:
+    """A run from its folder, finished or not. Nothing in its files is executed.
+
+    Its figures are those of results.json if ``evaluated`` and no later step was validated, else of the last validation.
+    """
+    path = folder / SETTINGS
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no run ({SETTINGS} is missing); give a folder that training made")
+    config = read_config(folder)
+    try:
+        dataset: SampleDataset | str = open_dataset(config.data.root, config.data.val)
+    except (ValueError, OSError) as error:
+        dataset = str(error)
+    rows = read_metrics(folder / METRICS)
+    measured, validated = _results(folder / RESULTS) if evaluated else None, _last_validation(rows, config, dataset)
+    if measured is None or (validated is not None and _later(validated, measured)):
+        measured = validated
+    steps = [row["step"] for row in rows] + [measured.step or 0 if measured is not None else 0]
+    speeds = [row["images_per_second"] for row in rows if "images_per_second" in row]
+    return Run(folder, config, path.read_text(encoding="utf-8"), dataset, measured, max(steps),
+               median(speeds) if speeds else None)  # fmt: skip
+
+
+def grouped(runs: Iterable[Run]) -> list[Group]:
+    """Runs that learn alike but for their seed together, each group by the name of its method, unlike all others.
+
+    A run with the seed of another is no further seed: it goes to a group of its own.
+    """
+    seeds: dict[tuple[Config, int], list[Run]] = {}
+    copies: Counter[Config] = Counter()
+    for run in runs:
+        learned = essence(run.config)
+        method = replace(learned, train=replace(learned.train, seed=0))
+        seeds.setdefault((method, copies[learned]), []).append(run)
+        copies[learned] += 1
+    methods = Counter(method_name(config.model) for config, _ in seeds)
+    folders = Counter(members[0].folder.name for members in seeds.values())
+
+    def name(run: Run) -> str:
+        method, folder = method_name(run.config.model), run.folder
+        if methods[method] == 1:
+            return method
+        return f"{method} ({folder.name if folders[folder.name] == 1 else folder})"
+
+    return [Group(name(members[0]), tuple(members)) for members in seeds.values()]
+
+
+def method_name(model: ModelConfig) -> str:
+    """In short, as tables name it."""
+    several = {"conv25d": "2.5D", "malleable": "malleable"}
+    if model.conv is None:
+        return "RGB baseline"
+    return f"{several[model.conv]} K={model.kernels}" if model.conv in several else "depth-aware"
+
+
+def _results(path: Path) -> Measured | None:
+    """What ``malleable evaluate`` wrote, None if it did not."""
+    if not path.is_file():
+        return None
+    values = read_json(path)
+    try:
+        miou, pixels, classes = (float(values[key]) for key in FIGURES)
+        iou = {str(name): None if value is None else float(value) for name, value in values["iou"].items()}
+        window = values.get("window")
+        protocol = Protocol(tuple(values["scales"]), values["flip"], None if window is None else tuple(window))
+        step = None if values["step"] is None else int(values["step"])
+        name, split = str(values["dataset"]), str(values["split"])
+        return Measured(miou, pixels, classes, iou, name, split, protocol, step, RESULTS)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is not what malleable evaluate writes ({error}); evaluate the run again") from error
+
+
+def _later(one: Measured, other: Measured) -> bool:
+    """Whether it is known to be of a later step."""
+    return one.step is not None and other.step is not None and one.step > other.step
+
+
+def _last_validation(
+    rows: Sequence[Mapping[str, Any]], config: Config, dataset: SampleDataset | str
+) -> Measured | None:
+    row = next((row for row in reversed(rows) if SCORE in row), None)
+    if row is None:
+        return None
+    prefix = "val/iou/"
+    iou: dict[str, Any] = {key.removeprefix(prefix): row[key] for key in row if key.startswith(prefix)}
+    miou, pixels, classes = (row.get(f"val/{key}", math.nan) for key in FIGURES)
+    name = Path(config.data.root).name if isinstance(dataset, str) else dataset.name
+    return Measured(miou, pixels, classes, iou, name, config.data.val, Protocol(), row["step"], "last validation")
+
+
+@cache
+def _cost(model: ModelConfig, classes: int, size: tuple[int, int]) -> Cost:
+    with torch.device("meta"):
+        net = build_network(model, classes, pretrained=False)
+    return measure(net, size)

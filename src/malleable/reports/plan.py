@@ -1,0 +1,143 @@
+"""What a study is made of: rows of settings, each trained with several seeds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from malleable.models.backbone import require_backbone
+from malleable.runs.config import Config
+from malleable.runs.settings import UsageError, explained, merged, read_settings, require_known
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One training: a row of the study with one seed."""
+
+    row: str
+    seed: int
+    config: Config
+
+    @property
+    def folder(self) -> Path:
+        """Of this run, inside the study's."""
+        return Path(slug(self.row)) / f"seed{self.seed}"
+
+    def __str__(self) -> str:
+        return f"{self.row}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study. ``runs`` has every row with its first seed, then with its second, so that what is done can be compared;
+    rows with fewer seeds come last.
+
+    ``out`` is the folder of the runs, ``record`` that of the results; None is the same folder.
+    """
+
+    title: str
+    intro: str
+    out: str
+    record: str | None
+    rows: tuple[str, ...]
+    runs: tuple[PlannedRun, ...]
+
+
+@dataclass(frozen=True)
+class _File:
+    """The YAML: ``settings`` of all rows, and by its name what each row changes in them, ``seeds`` included."""
+
+    title: str
+    out: str
+    rows: dict[str, dict[str, Any] | None]
+    settings: dict[str, Any]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    intro: str = ""
+    record: str | None = None
+
+
+def read_plan(path: Path, steps: int | None = None) -> Plan:
+    """The study in a YAML file, which may build on others with ``base``.
+
+    Args:
+        steps: updates of every run, instead of what the file says.
+    """
+    try:
+        settings = read_settings(path)
+    except UsageError as error:
+        raise UsageError(str(error).removeprefix("--config: ")) from error
+    file = _parse(str(path), _File, settings)
+    folders: dict[str, str] = {}
+    for name in file.rows:
+        if not isinstance(name, str):
+            raise UsageError(f"{path}: names of rows must be text, got {name!r}; put it in quotes")
+        if not slug(name):
+            raise UsageError(f"{path}: names of rows need a letter or digit, got {name!r}")
+        other = folders.setdefault(slug(name), name)
+        if other != name:
+            need = "must differ in letters or digits, whatever their case"
+            raise UsageError(f"{path}: names of rows {need}, got {other!r} and {name!r}")
+    runs: list[tuple[int, int, PlannedRun]] = []
+    for name, row in file.rows.items():
+        row, where = dict(row or {}), f"{path}, row {name!r}"
+        seeds = _checked_seeds(where, row.pop("seeds", file.seeds))
+        settings = merged(file.settings, row)
+        config = _parse(where, Config, settings)
+        if "seed" in settings.get("train", {}):
+            raise UsageError(f"{where}: train.seed is set, but each run gets one of seeds; leave it out")
+        if not config.train.validate_last:
+            raise UsageError(f"{where}: train.validate_last is off, but a study reports that validation; leave it on")
+        for place, seed in enumerate(seeds):
+            recipe = replace(config.train, seed=seed, **({} if steps is None else {"steps": steps}))
+            runs.append((-len(seeds), place, PlannedRun(name, seed, replace(config, train=recipe))))
+    if not runs:
+        raise UsageError(f"{path} has no run: give it rows and seeds")
+    ordered = tuple(run for _, _, run in sorted(runs, key=lambda entry: entry[:2]))
+    return Plan(file.title, file.intro, file.out, file.record, tuple(file.rows), ordered)
+
+
+def share(runs: tuple[PlannedRun, ...], only: str | None) -> tuple[PlannedRun, ...]:
+    """Every n-th of ``runs``, from the i-th on, for ``only`` = "i/n"; all for None."""
+    if only is None:
+        return runs
+    found = re.fullmatch(r"(\d+)/(\d+)", only)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise UsageError(f"only must be i/n with i from 1 to n, for example 2/3, got {only!r}")
+    return runs[int(found[1]) - 1 :: int(found[2])]
+
+
+def slug(name: str) -> str:
+    """A name for files: lower case letters and digits of any language, joined by dashes."""
+    return re.sub(r"[\W_]+", "-", name.lower()).strip("-")
+
+
+def _checked_seeds(where: str, seeds: Any) -> tuple[int, ...]:
+    """``seeds`` if they are different whole numbers."""
+    if not isinstance(seeds, list | tuple) or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise UsageError(f"{where}: seeds must be a list of whole numbers from 0 on, got {seeds!r}")
+    if len(set(seeds)) < len(seeds):
+        raise UsageError(f"{where}: seeds must differ from each other, got {seeds!r}")
+    return tuple(seeds)
+
+
+def _parse(where: str, kind: Any, values: Mapping[str, Any]) -> Any:
+    """``values`` checked against the types of the dataclass ``kind``, as the command line does."""
+    from jsonargparse import ArgumentError, ArgumentParser
+
+    types = get_type_hints(kind)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind)
+    try:
+        require_known(values, types)
+        parsed = parser.parse_object(dict(values)).as_dict()
+        if kind is not Config:
+            return kind(**parsed)
+        require_backbone(parsed["model"]["backbone"])  # now, not when the row's turn comes
+        return Config.from_dict(parsed)
+    except ArgumentError as error:
+        raise UsageError(f"{where}: {explained(error, types)}") from error
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from error

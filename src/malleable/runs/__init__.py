@@ -1,0 +1,1 @@
+"""All that a run's folder holds."""

@@ -1,0 +1,1 @@
+"""One explicit loop and what it needs."""

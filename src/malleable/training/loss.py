@@ -1,0 +1,69 @@
+"""Losses whose value for a batch does not depend on how the batch is shared between devices or cut into parts."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from malleable.data.tv_tensors import IGNORE
+from malleable.runs.config import TrainConfig
+
+
+class CrossEntropy:
+    """Cross entropy; the loss of a batch is the mean over all its labelled pixels."""
+
+    def weight(self, label: Tensor) -> Tensor:
+        """label (N, H, W) → (N,): what the sum over images of :meth:`__call__` is to be divided by, in shares."""
+        return (label != IGNORE).sum((1, 2)).float()
+
+    def __call__(self, logits: Tensor, label: Tensor) -> Tensor:
+        """logits (N, C, H, W), label (N, H, W) → (N,): the sum over each image's labelled pixels."""
+        return _per_pixel(logits, label).sum((1, 2))
+
+
+class BootstrappedCrossEntropy:
+    """Cross entropy over the hard pixels only (Wu, Shen and van den Hengel, 2016).
+
+    A pixel is hard if its class has a probability below ``threshold``. Where an image has fewer hard pixels than
+    ``floor``, a share of its labelled ones, the hardest up to that number are taken. Each image is averaged over its
+    own hard pixels, and the loss of a batch is the mean over its labelled images.
+    """
+
+    def __init__(self, threshold: float = 0.7, floor: float = 0.0625) -> None:
+        if not 0 < threshold <= 1:
+            raise ValueError(f"bootstrap_threshold must be a probability above 0, at most 1, got {threshold}")
+        if not 0 < floor <= 1:
+            raise ValueError(f"bootstrap_floor must be a share above 0, at most 1, got {floor}")
+        self.threshold, self.floor = threshold, floor
+
+    def weight(self, label: Tensor) -> Tensor:
+        """label (N, H, W) → (N,): 1 for an image with labelled pixels, 0 for one without."""
+        return (label != IGNORE).any(2).any(1).float()
+
+    def __call__(self, logits: Tensor, label: Tensor) -> Tensor:
+        """logits (N, C, H, W), label (N, H, W) → (N,): the mean over each image's hard pixels."""
+        losses, labelled = _per_pixel(logits, label).flatten(1), (label != IGNORE).flatten(1)  # (N, H·W)
+        ranked = torch.where(labelled, losses, -1.0).sort(dim=1, descending=True).values  # unlabelled pixels last
+        hard = (ranked > -math.log(self.threshold)).sum(1)
+        least = (labelled.sum(1) * self.floor).ceil().long()
+        kept = torch.maximum(hard, least)  # (N,)
+        chosen = torch.arange(ranked.shape[1], device=ranked.device) < kept[:, None]
+        return torch.where(chosen, ranked, 0.0).sum(1) / kept.clamp(min=1)
+
+
+Loss = CrossEntropy | BootstrappedCrossEntropy
+
+
+def build_loss(config: TrainConfig) -> Loss:
+    """The loss that ``config`` names."""
+    if config.loss == "bootstrapped":
+        return BootstrappedCrossEntropy(config.bootstrap_threshold, config.bootstrap_floor)
+    return CrossEntropy()
+
+
+def _per_pixel(logits: Tensor, label: Tensor) -> Tensor:
+    """(N, H, W) in float32, 0 where unlabelled."""
+    return F.cross_entropy(logits.float(), label, ignore_index=IGNORE, reduction="none")

@@ -1,0 +1,128 @@
+"""All that changes while a network is trained, and how it goes into a checkpoint and comes back."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+
+from malleable.data import SampleDataset
+from malleable.models.parameters import parameter_groups
+from malleable.runs.checkpoint import Checkpoint
+from malleable.runs.config import Config, TrainConfig, build_network
+from malleable.training.distributed import seed_step, versions
+
+
+class State:
+    """Network, moving average, optimiser and step.
+
+    net: the network itself; ``model`` is what a training step calls, with devices and precision around it.
+    ema: the moving average of the weights, or None.
+    optimizer: SGD; ``stepper`` is the same under fabric.
+    step: updates made so far.
+    """
+
+    def __init__(self, fabric: Fabric, config: Config, dataset: SampleDataset, checkpoint: Checkpoint | None) -> None:
+        recipe = config.train
+        self.fabric, self.config, self.dataset = fabric, config, dataset
+        self.step = 0 if checkpoint is None else checkpoint.step
+        seed_step(recipe.seed, 0, 0)  # the same weights in all processes
+        net = build_network(config.model, len(dataset.classes), pretrained=checkpoint is None)
+        self.net = suit_norms(net, fabric, recipe)
+        if recipe.channels_last:
+            self.net.to(memory_format=torch.channels_last)
+        self.ema = copy.deepcopy(self.net).eval().requires_grad_(False).to(fabric.device) if recipe.ema else None
+        groups = parameter_groups(
+            self.net, lr=recipe.lr, weight_decay=recipe.weight_decay, receptive_field_lr=recipe.receptive_field_lr
+        )
+        self.optimizer = torch.optim.SGD(groups, momentum=recipe.momentum)
+        self._initial_lr = [group["lr"] for group in groups]
+        compiled: Any = torch.compile(self.net) if recipe.compile else self.net
+        self.model, self.stepper = fabric.setup(compiled, self.optimizer)
+        if checkpoint is not None:
+            self._restore(checkpoint)
+
+    def set_lr(self) -> None:
+        """The poly schedule (paper, 4.2) at this step."""
+        factor = (1 - self.step / self.config.train.steps) ** self.config.train.power
+        for group, initial in zip(self.optimizer.param_groups, self._initial_lr, strict=True):
+            group["lr"] = initial * factor
+
+    def set_mode(self) -> None:
+        """Training mode, but for batch norms that are frozen."""
+        self.model.train()
+        if self.config.train.freeze_norm:
+            for module in self.net.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        """Apply the gradient."""
+        self.stepper.step()
+        self.stepper.zero_grad()
+        self.step += 1
+        decay = self.config.train.ema
+        if self.ema is not None and decay is not None:
+            for average, now in zip(self.ema.state_dict().values(), self.net.state_dict().values(), strict=True):
+                if average.is_floating_point():
+                    average.lerp_(now, 1 - decay)
+                else:
+                    average.copy_(now)
+
+    def checkpoint(self) -> Checkpoint:
+        """This state. Random numbers and learning rate follow from the settings and the step."""
+        return Checkpoint(
+            config=self.config,
+            step=self.step,
+            model=self.net.state_dict(),
+            ema=None if self.ema is None else self.ema.state_dict(),
+            classes=self.dataset.classes,
+            palette=self.dataset.palette,
+            dataset=self.dataset.name,
+            training={
+                "optimizer": self.optimizer.state_dict(),
+                "precision": self.fabric.strategy.precision.state_dict(),
+            },
+            versions=versions(),
+        )
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.classes != self.dataset.classes:
+            raise ValueError(
+                f"the run knows {len(checkpoint.classes)} classes, {self.dataset.name} has others now "
+                f"({len(self.dataset.classes)}); start a new run with another out"
+            )
+        self.net.load_state_dict(checkpoint.model)
+        if self.ema is not None:
+            self.ema.load_state_dict(checkpoint.ema or checkpoint.model)
+        self.optimizer.load_state_dict(checkpoint.training["optimizer"])
+        self.fabric.strategy.precision.load_state_dict(checkpoint.training["precision"])
+
+
+def suit_norms(net: nn.Module, fabric: Fabric, recipe: TrainConfig) -> nn.Module:
+    """``net`` with batch norms that share their statistics, where the devices can."""
+    images, rest = divmod(recipe.batch_size, fabric.world_size * recipe.accumulate)
+    if rest:
+        raise ValueError(
+            f"train.batch_size={recipe.batch_size} must be a multiple of {fabric.world_size} processes × "
+            f"train.accumulate={recipe.accumulate}"
+        )
+    shared = fabric.world_size > 1 and fabric.device.type == "cuda" and not recipe.freeze_norm
+    if shared:
+        from timm.layers.norm_act import convert_sync_batchnorm  # torch's loses the activation of timm's fused norms
+
+        converted: nn.Module = convert_sync_batchnorm(net)  # type: ignore[no-untyped-call]
+        return converted
+    if images < 2 and not recipe.freeze_norm:
+        raise ValueError(
+            "batch norm needs at least 2 images at a time, but a process gets 1; raise train.batch_size, lower "
+            "train.accumulate, use fewer processes, or set train.freeze_norm to true"
+        )
+    if fabric.world_size > 1 and not recipe.freeze_norm and fabric.is_global_zero:
+        print("on CPU the statistics of batch norm are those of each process alone", file=sys.stderr)
+    return net

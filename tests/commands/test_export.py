@@ -1,0 +1,133 @@
+"""Exported networks, run by another runtime and compared with PyTorch."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import malleable as mb
+from helpers.toys import scenes, write_run
+from malleable import cli
+from malleable import progress as parallel
+from malleable.commands import export
+from malleable.data import eval_transform
+from malleable.inference.load import load_trained
+
+
+class Small(nn.Module):
+    """A stem, a convolution that sees depth, logits at image size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, 2, 1)
+        self.conv = mb.MalleableConv2d(4, 5, 3, 2, 1)
+
+    def forward(self, image: Tensor, depth: Tensor, focal: Tensor) -> Tensor:
+        x = self.conv(self.stem(image), mb.Geometry(depth, focal))
+        return nn.functional.interpolate(x, image.shape[-2:], mode="bilinear")
+
+
+def test_onnx_agrees_with_pytorch_at_other_sizes(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    net, path = Small().eval(), tmp_path / "m.onnx"
+    difference = export.write_onnx(net, path)
+    assert difference is not None
+    assert difference < 1e-5
+    assert list(tmp_path.iterdir()) == [path]
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    shapes = {value.name: (value.type, value.shape) for value in (*session.get_inputs(), *session.get_outputs())}
+    assert shapes == {
+        "image": ("tensor(uint8)", ["batch", 3, "height", "width"]),
+        "depth": ("tensor(float)", ["batch", 1, "height", "width"]),
+        "focal": ("tensor(float)", ["batch"]),
+        "logits": ("tensor(float)", ["batch", 5, "height", "width"]),
+    }
+    sample = mb.data.SyntheticScenes(size=(60, 45), length=1)[0]
+    normalised = eval_transform()(sample)
+    focal = torch.tensor([float(sample.camera.focal)])
+    arrays = {"image": sample.image[None].numpy(), "depth": sample.depth[None].numpy(), "focal": focal.numpy()}
+    with torch.no_grad():
+        expected = net(normalised.image[None].as_subclass(Tensor), sample.depth[None].as_subclass(Tensor), focal)
+    torch.testing.assert_close(torch.from_numpy(session.run(None, arrays)[0]), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_that_differs_gets_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    runner = export._onnx_runner
+    monkeypatch.setattr(export, "_onnx_runner", lambda path: lambda *inputs: runner(path)(*inputs) + 2e-3)
+    with pytest.raises(RuntimeError, match=r"at \(1, 97, 131\) the written model differs from PyTorch by"):
+        export.write_onnx(Small().eval(), tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(export, "find_spec", lambda name, *rest: None if name in missing else found(name, *rest))
+
+
+def test_a_check_that_was_skipped_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    without(monkeypatch, "onnxruntime")
+    monkeypatch.setattr(export, "load_trained", lambda path: type("", (), {"net": Small().eval()}))
+    assert cli.main(["export", "x", str(tmp_path / "m.onnx")]) == 0
+    assert "not checked: onnxruntime is not installed" in capsys.readouterr().out
+
+
+def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "onnxscript")
+    with pytest.raises(RuntimeError, match=r"ONNX needs onnxscript: pip install 'malleable\[export\]'"):
+        export.write_onnx(Small(), tmp_path / "m.onnx")
+
+
+def test_torch_program_of_a_whole_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, path = write_run(tmp_path / "run"), tmp_path / "m.pt2"
+    assert cli.main(["export", str(run), str(path)]) == 0
+    assert "agrees with PyTorch to" in capsys.readouterr().out
+    program = torch.export.load(path).module()
+    sample = mb.data.SyntheticScenes(size=(50, 70), length=1)[0]
+    normalised = eval_transform()(sample)
+    focal = torch.tensor([float(sample.camera.focal)])
+    with torch.no_grad():
+        expected = load_trained(run).net(normalised.image[None], depth=sample.depth[None], focal=focal)
+        actual = program(sample.image[None].as_subclass(Tensor), sample.depth[None].as_subclass(Tensor), focal)
+    torch.testing.assert_close(actual, expected.as_subclass(Tensor), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("merge", [False, True])
+def test_onnx_of_a_whole_network(tmp_path: Path, merge: bool) -> None:
+    net = mb.deeplabv3plus("resnet18", num_classes=len(scenes().classes), merge=merge, pretrained=False).eval()
+    difference = export.write_onnx(net, tmp_path / "m.onnx")
+    assert difference is not None
+    assert difference < 1e-3
+
+
+def test_without_a_terminal_lines_say_how_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(parallel, "EVERY", 0.01)
+    monkeypatch.setattr(export, "write_onnx", lambda *_: time.sleep(0.1))
+    assert cli.main(["export", str(write_run(tmp_path)), str(tmp_path / "m.onnx")]) == 0
+    assert "m.onnx: 0:00:00\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("m.tflite", "file must end in .onnx or .pt2"),
+        ("taken.onnx", "exists and is left as it is"),
+        ("no/m.onnx", "there is no folder"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_the_work(
+    name: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken.onnx").write_text("mine")
+    assert cli.main(["export", str(tmp_path / "no such run"), str(tmp_path / name)]) == 1
+    assert words in capsys.readouterr().err
+    assert (tmp_path / "taken.onnx").read_text() == "mine"

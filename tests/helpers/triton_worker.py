@@ -1,0 +1,201 @@
+"""What the Triton tests do in a process of their own: TRITON_INTERPRET counts only before Triton is first imported."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from malleable import functional
+from malleable.ops.engines import plain
+from malleable.ops.engines import triton as triton_engine
+from malleable.ops.window import Window
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def start() -> None:
+    torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Case:
+    channels: tuple[int, int] = (20, 24)
+    size: tuple[int, int] = (4, 5)
+    kernel: tuple[int, int] = (3, 3)
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int, int, int] = (1, 1, 1, 1)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    kernels: int = 2
+    batch: int = 2
+    dtype: str = "float32"
+    channels_last: bool = False
+
+    @property
+    def window(self) -> Window:
+        return Window(self.kernel, self.stride, self.padding, self.dilation)
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """x, weight, assign, grad."""
+        torch.manual_seed(0)
+        into, out = self.channels
+        height, width = self.window.output_size(self.size)
+        x = torch.randn(self.batch, into, *self.size)
+        weight = torch.randn(self.kernels * out, into // self.groups, *self.kernel)
+        assign = torch.rand(self.batch, self.kernels, self.window.taps, height, width)
+        grad = torch.randn(self.batch, out, height, width)
+        if self.channels_last:
+            x, weight = (t.contiguous(memory_format=torch.channels_last) for t in (x, weight))
+        x, weight, assign, grad = (_between_nans(t.to(DTYPES[self.dtype])) for t in (x, weight, assign, grad))
+        return x, weight, assign, grad
+
+
+def _between_nans(t: Tensor) -> Tensor:
+    """The same tensor in memory whose surroundings betray a read beyond either end."""
+    margin = 2 * t.numel() + 4096
+    memory = torch.full((t.numel() + 2 * margin,), torch.nan, dtype=t.dtype)
+    return memory.as_strided(t.shape, t.stride(), margin).copy_(t)
+
+
+def errors(case: Case, needs: tuple[bool, bool, bool] = (True, True, True)) -> dict[str, float]:
+    """Largest error of the output and of each gradient asked for, as a share of the largest entry, against float64."""
+    x, weight, assign, grad = case.tensors()
+    call = (case.window, case.groups)
+    assert triton_engine.can_run(x, weight, assign, *call) is None
+    y = triton_engine.forward(x, weight, assign, *call)
+    assert y.dtype == x.dtype
+    assert y.is_contiguous(memory_format=torch.channels_last if case.channels_last else torch.contiguous_format)
+    gradients = triton_engine.backward(grad, x, weight, assign, *call, needs)
+    exact = [t.double() for t in (x, weight, assign)]
+    expected = plain.backward(grad.double(), *exact, *call, (True, True, True))
+    found = {"y": _error(y, plain.forward(*exact, *call))}
+    for name, need, ours, reference, like in zip(
+        ("x", "weight", "assign"), needs, gradients, expected, (x, weight, assign), strict=True
+    ):
+        assert (ours is not None) == need, name
+        if ours is not None:
+            assert (ours.shape, ours.dtype) == (like.shape, like.dtype), name
+            found[name] = _error(ours, reference)
+    return found
+
+
+def errors_with(case: Case, kernel: str, arithmetic: str, number: int) -> dict[str, float]:
+    """``errors`` with one of the shipped configurations of one kernel."""
+    from malleable.ops.engines.triton import tuning as triton_tuning
+
+    shipped = triton_tuning.CONFIGS[kernel, arithmetic]
+    precision = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = arithmetic != "ieee"
+    triton_tuning.CONFIGS[kernel, arithmetic] = [shipped[number]]
+    try:
+        gradient = kernel != "forward"
+        return errors(case, (gradient, kernel == "weight_gradient", gradient))
+    finally:
+        triton_tuning.CONFIGS[kernel, arithmetic] = shipped
+        torch.backends.cudnn.allow_tf32 = precision
+
+
+def errors_in_workspace(case: Case, size: int) -> dict[str, float]:
+    """``errors`` with a workspace of ``size`` bytes."""
+    usual, triton_engine.WORKSPACE = triton_engine.WORKSPACE, size
+    try:
+        return errors(case)
+    finally:
+        triton_engine.WORKSPACE = usual
+
+
+def errors_of_operator() -> dict[str, float]:
+    """The public function on strided views, with bias, differentiated by autograd from an expanded gradient."""
+    results = []
+    for engine, dtype in (("triton", torch.float32), ("plain", torch.float64)):
+        torch.manual_seed(0)
+        x = torch.randn(6, 18, 2, 9, dtype=torch.float64).to(dtype).permute(2, 1, 0, 3)[..., ::2].requires_grad_()
+        weight = torch.randn(2 * 5, 18, 3, 3, dtype=torch.float64).to(dtype).requires_grad_()
+        assign = torch.rand(2, 2, 9, 5, 6, dtype=torch.float64).to(dtype).transpose(3, 4).requires_grad_()
+        bias = torch.randn(5, dtype=torch.float64).to(dtype).requires_grad_()
+        y = functional.depth_conv2d(x, weight, assign, bias, padding=1, engine=engine)
+        results.append((y.detach(), *torch.autograd.grad(y.sum(), (x, weight, assign, bias))))
+    names = ("y", "x", "weight", "assign", "bias")
+    return {name: _error(ours, reference) for name, ours, reference in zip(names, *results, strict=True)}
+
+
+def reason(dtype: str, channels: int, groups: int) -> str | None:
+    """Why the engine refuses such a call."""
+    x = torch.zeros(1, channels, 4, 4, dtype=getattr(torch, dtype))
+    weight, assign = x.new_zeros(channels, channels // groups, 1, 1), x.new_zeros(1, 1, 1, 4, 4)
+    return triton_engine.can_run(x, weight, assign, Window((1, 1)), groups)
+
+
+LAYERS: list[dict[str, Any]] = [
+    {"channels": channels, "strided": strided, **settings}
+    for channels, strided in ((64, False), (256, True))
+    for settings in ({}, {"channels_last": False}, {"assign_learned": False}, {"kernels": 1})
+] + [
+    {"channels": 256},
+    {"half": "fp16"},
+    {"ones": ("batch", "top", "left", "dilation_h", "dilation_w", "units")},
+    {"ones": ("batch", "in_h", "in_w", "out_h", "out_w", "top", "left", "dilation_h", "dilation_w", "units")},
+]
+"""What the kernels are compiled for in full: the layers of a ResNet."""
+
+
+def compiled(
+    capability: int, kernel: str, arithmetic: str, layers: list[dict[str, Any]], first_only: bool
+) -> dict[str, dict[str, Any]]:
+    """What the configurations of a kernel for each layer take when compiled, by a name for each."""
+    from malleable.ops.engines.triton import aot as triton_aot
+
+    found = {}
+    for settings in layers:
+        layer = triton_aot.Layer(**settings)
+        if kernel != "data_gradients" and not layer.assign_learned:
+            continue
+        for config in triton_aot.shipped(kernel, arithmetic, layer)[: 1 if first_only else None]:
+            usage = triton_aot.compile_for(capability, kernel, arithmetic, config, layer)
+            found[f"{layer} {config}"] = {
+                "registers": usage.registers,
+                "stack": usage.stack,
+                "shared": usage.shared,
+                "limit": triton_aot.SHARED_MEMORY[capability],
+                "atomics": re.findall(r"\b(?:atom|red)\.global\S*", usage.ptx),
+            }
+    return found
+
+
+def tuned(case: Case) -> list[tuple[str, int, int, list[int]]]:
+    """A training step whose kernels only say how they are called, the time of each standing for its BLOCK_P.
+
+    Returns, for each of them: its name, how many configurations were tried, the BLOCK_P kept, and the last grid.
+    """
+    from malleable.ops.engines.triton import tuning as triton_tuning
+
+    calls: dict[str, list[dict[str, Any]]] = {name: [] for name in triton_tuning.KERNELS}
+    for name in calls:
+        tuner = triton_tuning._tuned(name, "tf32")
+        tuner.fn = SimpleNamespace(run=lambda name=name, **arguments: calls[name].append(arguments))
+        tuner.__dict__["do_bench"] = lambda call, quantiles, name=name: (call(), [calls[name][-1]["BLOCK_P"]] * 3)[1]
+    x, weight, assign, grad = case.tensors()
+    triton_engine.forward(x, weight, assign, case.window, case.groups)
+    triton_engine.backward(grad, x, weight, assign, case.window, case.groups, (True, True, True))
+    triton_tuning._tuned.cache_clear()
+    return [(name, len(of) - 1, of[-1]["BLOCK_P"], list(of[-1]["grid"](of[-1]))) for name, of in calls.items()]
+
+
+def shipped() -> dict[tuple[str, str], int]:
+    """How many configurations there are for each kernel and arithmetic."""
+    from malleable.ops.engines.triton import tuning as triton_tuning
+
+    return {key: len(configs) for key, configs in triton_tuning.CONFIGS.items()}
+
+
+def _error(ours: Tensor, reference: Tensor | None) -> float:
+    assert reference is not None
+    assert ours.shape == reference.shape
+    if not ours.numel():
+        return 0.0
+    return float((ours.double() - reference).abs().max() / reference.abs().max().clamp(min=1e-30))

@@ -1,0 +1,244 @@
+"""Every engine against the plain one in float64: output and every gradient, in every dtype it claims."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from malleable.functional import depth_conv2d
+from malleable.ops import engines
+from malleable.ops.engines import native, plain
+from malleable.ops.engines.native import build
+from malleable.ops.window import Window
+
+FAST = [name for name in engines.ENGINES if name not in ("plain", "triton")]  # test_triton.py does the same for Triton
+
+# batch, in, out, kernels, groups, size, kernel size, stride, padding, dilation
+SHAPES: dict[str, tuple[Any, ...]] = {
+    "small": (1, 3, 5, 3, 1, (6, 7), 3, 1, 1, 1),
+    "strided": (2, 17, 33, 2, 1, (13, 9), 3, 2, 1, 1),
+    "dilated": (1, 64, 64, 3, 1, (9, 70), 3, 1, 2, 2),
+    "wide": (1, 20, 130, 3, 1, (5, 5), 3, 1, 1, 1),
+    "deep": (1, 300, 8, 2, 1, (4, 5), 3, 1, 1, 1),
+    "even": (2, 6, 8, 5, 1, (9, 11), (2, 4), (1, 2), (0, 2), 1),
+    "lopsided": (1, 6, 8, 3, 1, (9, 11), 4, 1, "same", 1),
+    "pointwise": (2, 8, 8, 3, 1, (5, 6), 1, 1, 0, 1),
+    "stride beyond the kernel": (1, 4, 4, 2, 1, (11, 12), 2, 3, 0, 1),
+    "grouped": (2, 12, 18, 3, 3, (7, 8), 3, 1, 1, 1),
+    "depthwise": (2, 70, 70, 3, 70, (9, 10), 7, 1, 3, 1),
+    "depthwise strided": (1, 20, 20, 2, 20, (11, 9), 3, 2, 1, 2),
+    "narrow groups": (1, 64, 128, 2, 16, (6, 7), 3, 1, 1, 1),
+    "many groups": (1, 256, 512, 2, 256, (3, 4), 1, 1, 0, 1),
+    "several blocks": (1, 8, 8, 2, 1, (21, 70), 3, 1, 1, 1),
+    "beyond the map": (1, 8, 8, 2, 1, (6, 7), 3, 1, 9, 9),
+    "one kernel": (1, 16, 16, 1, 1, (8, 8), 3, 1, 1, 1),
+    "many kernels": (1, 4, 4, 9, 1, (6, 6), 3, 1, 1, 1),
+    "no batch": (0, 4, 4, 3, 1, (6, 6), 3, 1, 1, 1),
+}
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def problem(shape: tuple[Any, ...], assignment: str, dtype: torch.dtype) -> tuple[list[Tensor], Window, int]:
+    """grad, x, weight, assign; rounded to ``dtype`` but held in float64."""
+    batch, channels, out, kernels, groups, size, kernel, stride, padding, dilation = shape
+    window = Window.of(kernel, stride, padding, dilation)
+    output = window.output_size(size)
+    assign = torch.rand(batch, kernels, window.taps, *output, dtype=torch.float64)
+    if assignment == "hard":
+        assign = (assign == assign.amax(1, keepdim=True)).double() * (assign > 0.4)
+    if assignment == "constant centre":
+        assign[:, :, window.centre] = torch.rand(kernels, dtype=torch.float64).view(-1, 1, 1)
+    tensors = [
+        torch.randn(batch, out, *output, dtype=torch.float64),
+        torch.randn(batch, channels, *size, dtype=torch.float64),
+        torch.randn(kernels * out, channels // groups, *window.kernel_size, dtype=torch.float64),
+        assign,
+    ]
+    return [t.to(dtype).double() for t in tensors], window, groups
+
+
+def assert_near(actual: Tensor | None, expected: Tensor | None, tolerance: float, name: str) -> None:
+    assert actual is not None, name
+    assert expected is not None, name
+    assert actual.shape == expected.shape, name
+    if expected.numel():
+        error = (actual.double() - expected).abs().max()
+        assert error <= tolerance * expected.abs().max().clamp(min=1e-9), name
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("assignment", ["soft", "hard", "constant centre"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("engine", FAST)
+def test_parity(engine: str, shape: str, assignment: str, dtype: torch.dtype) -> None:
+    tensors, window, groups = problem(SHAPES[shape], assignment, dtype)
+    low = [t.to(dtype) for t in tensors]
+    run = engines.ENGINES[engine]
+    if reason := run.can_run(*low[1:], window, groups):
+        pytest.skip(reason)
+    expected = plain.forward(*tensors[1:], window, groups)
+    assert_near(run.forward(*low[1:], window, groups), expected, TOLERANCE[dtype], "output")
+    expected_gradients = plain.backward(*tensors, window, groups, (True, True, True))
+    gradients = run.backward(*low, window, groups, (True, True, True))
+    for name, a, e in zip(("x", "weight", "assign"), gradients, expected_gradients, strict=True):
+        assert_near(a, e, TOLERANCE[dtype], name)
+
+
+@pytest.mark.parametrize("engine", FAST)
+@pytest.mark.parametrize("shape", ["strided", "depthwise"])
+@pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, False, True)])
+def test_gradients_one_at_a_time(engine: str, shape: str, needs: tuple[bool, bool, bool]) -> None:
+    tensors, window, groups = problem(SHAPES[shape], "constant centre", torch.float32)
+    low = [t.float() for t in tensors]
+    run = engines.ENGINES[engine]
+    if reason := run.can_run(*low[1:], window, groups):
+        pytest.skip(reason)
+    expected = plain.backward(*tensors, window, groups, needs)
+    for a, e, need in zip(run.backward(*low, window, groups, needs), expected, needs, strict=True):
+        assert (a is not None) == need
+        if need:
+            assert_near(a, e, 3e-6, "gradient")
+
+
+@pytest.mark.parametrize("engine", FAST)
+@pytest.mark.parametrize("shape", ["strided", "depthwise"])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_layouts_and_threads(engine: str, shape: str, threads: int) -> None:
+    tensors, window, groups = problem(SHAPES[shape], "soft", torch.float32)
+    grad, x, weight, assign = (t.float() for t in tensors)
+    run = engines.ENGINES[engine]
+    if reason := run.can_run(x, weight, assign, window, groups):
+        pytest.skip(reason)
+    expected = [plain.forward(*tensors[1:], window, groups), *plain.backward(*tensors, window, groups, (True,) * 3)]
+    strange = torch.randn(*x.shape[:2], x.shape[2] + 2, 2 * x.shape[3])[..., 1:-1, ::2].copy_(x)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for layout in (x.to(memory_format=torch.channels_last), strange):
+            expanded = grad[..., :1, :1].expand_as(grad)
+            outputs = [run.forward(layout, weight, assign, window, groups)]
+            outputs += run.backward(grad, layout, weight, assign, window, groups, (True,) * 3)  # type: ignore[arg-type]
+            run.backward(expanded, layout, weight, assign, window, groups, (True,) * 3)
+            for a, e in zip(outputs, expected, strict=True):
+                assert_near(a, e, 3e-6, f"{layout.stride()}")
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_sums_over_many_groups_are_not_rounded_on_the_way() -> None:
+    x, weight = torch.ones(1, 512, 4, 4).bfloat16(), torch.ones(2 * 1024, 1, 1, 1).bfloat16()
+    assign = torch.rand(1, 2, 1, 4, 4).bfloat16().requires_grad_()
+    y = depth_conv2d(x, weight, assign, groups=512)
+    y.backward(torch.ones_like(y))
+    assert assign.grad is not None
+    assert (assign.grad == 1024).all()
+
+
+def test_a_workspace_that_does_not_fit_is_an_error_not_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, assign = TestChoice.x, TestChoice.weight, TestChoice.assign
+    if reason := native.can_run(x, weight, assign, Window.of(1), 1):
+        pytest.skip(reason)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2**30)
+    with pytest.raises(MemoryError, match="workspace of the CPU engine"):
+        native.forward(x, weight, assign, Window.of(1), 1)
+
+
+def test_the_fast_engine_is_the_default_on_the_cpu() -> None:
+    if isinstance(build.library(), str):
+        pytest.skip(str(build.library()))
+    x, weight, assign = torch.randn(1, 4, 5, 5), torch.randn(12, 4, 1, 1), torch.rand(1, 3, 1, 5, 5)
+    assert engines.choose("auto", x, weight, assign, Window.of(1), 1) is engines.ENGINES["native"]
+
+
+def test_results_do_not_depend_on_the_run() -> None:
+    tensors, window, groups = problem(SHAPES["strided"], "soft", torch.float32)
+    low = [t.float() for t in tensors]
+    if reason := native.can_run(*low[1:], window, groups):
+        pytest.skip(reason)
+    first = native.backward(*low, window, groups, (True, True, True))
+    for _ in range(3):
+        again = native.backward(*low, window, groups, (True, True, True))
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True) if a is not None and b is not None)
+
+
+class TestChoice:
+    x, weight, assign = torch.randn(1, 4, 5, 5), torch.randn(12, 4, 1, 1), torch.rand(1, 3, 1, 5, 5)
+
+    def call(self, **options: Any) -> Tensor:
+        return depth_conv2d(self.x, self.weight, self.assign, **options)
+
+    def test_environment_overrides_auto(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MALLEABLE_ENGINE", "plain")
+        assert engines.choose("auto", self.x, self.weight, self.assign, Window.of(1), 1) is engines.ENGINES["plain"]
+        named = engines.choose("blocks", self.x, self.weight, self.assign, Window.of(1), 1)
+        assert named is engines.ENGINES["blocks"]
+
+    def test_unknown_names_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MALLEABLE_ENGINE", "fastest")
+        with pytest.raises(ValueError, match="MALLEABLE_ENGINE=fastest must be 'auto' or one of"):
+            self.call()
+
+    def test_impossible_wishes_say_why(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MALLEABLE_ENGINE", "native")
+        with pytest.raises(RuntimeError, match=r"MALLEABLE_ENGINE=native cannot run this call: .*float64"):
+            depth_conv2d(self.x.double(), self.weight.double(), self.assign)
+
+    def test_the_choice_is_logged_once_per_shape(self, caplog: pytest.LogCaptureFixture) -> None:
+        engines._log.cache_clear()
+        with caplog.at_level(logging.DEBUG, "malleable"):
+            self.call()
+            self.call()
+        assert len([r for r in caplog.records if r.getMessage().startswith("engine ")]) == 1
+
+
+class TestBuild:
+    @pytest.fixture(autouse=True)
+    def fresh(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+        monkeypatch.setenv("MALLEABLE_CACHE", str(tmp_path / "cache"))
+        yield build.library.cache_clear()
+        monkeypatch.undo()
+        build.library.cache_clear()
+
+    def test_no_compiler(self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+        monkeypatch.setenv("CXX", "no-such-compiler")
+        reason = build.library()
+        assert isinstance(reason, str)
+        assert "no C++ compiler (no-such-compiler)" in reason
+        x, weight, assign = TestChoice.x, TestChoice.weight, TestChoice.assign
+        assert engines.choose("auto", x, weight, assign, Window.of(1), 1) is engines.ENGINES["blocks"]
+        warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
+        assert len(warnings) == 1
+
+    def test_no_home(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("MALLEABLE_CACHE")
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+        reason = build.library()
+        assert isinstance(reason, str)
+        assert "MALLEABLE_CACHE names another place" in reason
+
+    def test_a_compiler_that_fails(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        script = tmp_path / "broken"
+        script.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "out of luck" >&2\nexit 1\n')
+        script.chmod(0o755)
+        monkeypatch.setenv("CXX", str(script))
+        reason = build.library()
+        assert isinstance(reason, str)
+        assert "out of luck" in reason
+        assert not list((tmp_path / "cache").iterdir())  # nothing half built is left behind
+
+    def test_built_once_and_announced(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.INFO, "malleable"):
+            if isinstance(build.library(), str):
+                pytest.skip(str(build.library()))
+            (built,) = (tmp_path / "cache").iterdir()
+            time = built.stat().st_mtime_ns
+            build.library.cache_clear()
+            build.library()
+        assert built.stat().st_mtime_ns == time
+        assert len([r for r in caplog.records if "building the CPU engine" in r.getMessage()]) == 1
