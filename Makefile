@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 help:
 	@echo "make demo   train four networks on synthetic rooms and compare them: ten minutes, or MINUTES=3"
 	@echo "make test   set up .venv if needed and run the tests, then some again without a compiler"
-	@echo "make lint   ruff and mypy"
+	@echo "make lint   ruff, mypy and the direction of imports"
 	@echo "make bench  what the layers cost on this machine, as a table and bench.json"
 
 setup: $(VENV)/.ready
@@ -31,6 +31,7 @@ lint: setup
 	$(BIN)/ruff check src tests examples benchmarks docs
 	$(BIN)/ruff format --check src tests examples benchmarks docs
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # As many steps as fit into the minutes on two cores. Stopped, the same command goes on.
 MINUTES ?= 10
