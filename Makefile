@@ -28,15 +28,15 @@ test: setup
 	CXX=/nonexistent $(BIN)/python -m pytest -n auto -m "not slow" -k "not export and not onnx" $(WITHOUT_COMPILER)
 
 lint: setup
-	$(BIN)/ruff check src tests examples benchmarks docs
-	$(BIN)/ruff format --check src tests examples benchmarks docs
+	$(BIN)/ruff check src tests examples benchmarks docs studies
+	$(BIN)/ruff format --check src tests examples benchmarks docs studies
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 # As many steps as fit into the minutes on two cores. Stopped, the same command goes on.
 MINUTES ?= 10
 demo: setup
-	$(BIN)/malleable study configs/study/demo.yaml --steps $$($(BIN)/python -c "print(max(1, round(28 * $(MINUTES))))") \
+	$(BIN)/malleable study studies/demo/study.yaml --steps $$($(BIN)/python -c "print(max(1, round(28 * $(MINUTES))))") \
 		--out runs/demo/$(MINUTES)min --report runs/demo/report.html
 
 bench: setup

@@ -11,7 +11,7 @@ import pytest
 import malleable
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("studies/*/README.md"))]
 
 
 def examples(document: Path) -> list[str]:
@@ -23,7 +23,7 @@ def test_the_readmes_examples_run(block: str) -> None:
     exec(compile(block, "README.md", "exec"), {})
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_examples_name_what_exists(document: Path) -> None:
     """Examples in the docs may need files or a network, so they are read, not run."""
     for block in examples(document):
@@ -34,11 +34,17 @@ def test_examples_name_what_exists(document: Path) -> None:
                 thing = getattr(thing, name)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text()):
         if not target.startswith(("http:", "https:")):
             assert (document.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_name_files_that_exist(document: Path) -> None:
+    for path in re.findall(r"(?:python|malleable study|--config) ((?!runs)(?:\w+/)+\w+\.\w+)", document.read_text()):
+        assert (ROOT / path).exists(), path
 
 
 def test_the_toy_problem_is_learned_only_with_depth() -> None:

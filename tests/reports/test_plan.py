@@ -138,12 +138,13 @@ def test_a_wrong_share_is_refused(tmp_path: Path, only: str) -> None:
         share(read_plan(write(tmp_path, FILE)).runs, only)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs/study").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "studies").rglob("*.yaml")), ids=lambda path: path.stem)
 def test_every_study_parses_and_begins_with_its_command(path: Path) -> None:
     first = path.read_text().splitlines()[0]
     assert shlex.split(first.removeprefix("# ")) == ["malleable", "study", str(path.relative_to(ROOT))]
     plan = read_plan(path)
     assert plan.rows[0] == "RGB baseline"
+    assert plan.record is None or (ROOT / plan.record / "results.json").is_relative_to(path.parent)
     assert len({str(run.config) for run in plan.runs}) == len(plan.runs)
 
 

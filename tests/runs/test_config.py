@@ -11,7 +11,7 @@ from malleable.runs.config import Config, DataConfig, ModelConfig, TrainConfig, 
 from malleable.runs.settings import UsageError, read_settings
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name != "study")
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 
 
 def parsed(path: Path, *arguments: str) -> tuple[Config, str]:

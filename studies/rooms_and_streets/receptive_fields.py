@@ -1,9 +1,9 @@
 """Draw the receptive fields that malleable layers learned in rooms and in streets, and print how wide they are.
 
-    python docs/rooms_and_streets.py
+    python studies/rooms_and_streets/receptive_fields.py
 
-Reads docs/studies/{rooms,streets}/results.json, which `malleable study configs/study/{rooms,streets}.yaml` writes, and
-writes assigned_rooms_streets.png, receptive_fields_rooms.png and receptive_fields_streets.png in docs/images.
+Reads {rooms,streets}/results.json, which `malleable study studies/rooms_and_streets/{rooms,streets}.yaml` writes, and
+writes assigning_functions.png, receptive_fields_rooms.png and receptive_fields_streets.png in figures.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from malleable.files import read_json
 from malleable.reports.statistics import Average, shown
 from malleable.reports.tally import markdown
 
-DOCS = Path(__file__).parent
+HERE = Path(__file__).parent
 DEPTH = {"rooms": 1.0, "streets": 20.0}  # metres, as in the paper's figures of NYUDv2 and Cityscapes
 ROW = "malleable K=3"
 
@@ -54,7 +54,7 @@ def main() -> None:
     table = [["", "stage", "width in grid cells", "temperature", "width in metres"]]
     first: dict[str, list[Seeing]] = {}
     for world, depth in DEPTH.items():
-        rows = {row["name"]: row["runs"] for row in read_json(DOCS / "studies" / world / "results.json")["rows"]}
+        rows = {row["name"]: row["runs"] for row in read_json(HERE / world / "results.json")["rows"]}
         seeds = [learned(run["receptive_field"]) for run in rows[ROW].values()]
         focal = float(open_dataset(world, "val")[0].camera.focal)
         for stage in zip(*seeds, strict=True):
@@ -64,14 +64,14 @@ def main() -> None:
             table.append([world, stage[0].stage, shown(Average.of(cells)), temperatures, metres])
         first[world] = seeds[0]
         methods = {METHODS[kind]: layers for kind, layers in forerunners(seeds[0]).items()} | {"malleable": seeds[0]}
-        save(draw_fields(methods, depth, focal), str(DOCS / f"images/receptive_fields_{world}.png"), "png")
+        save(draw_fields(methods, depth, focal), str(HERE / f"figures/receptive_fields_{world}.png"), "png")
     print(markdown(table))
     states = {
         f"{world}, {seeing.stage}": functions(seeing)
         for pair in list(zip(*first.values(), strict=True))[:2]  # res2 and res3: the others hardly move in so few steps
         for world, seeing in zip(first, pair, strict=True)
     }
-    save(assigning_functions(states), str(DOCS / "images/assigned_rooms_streets.png"), "png")
+    save(assigning_functions(states), str(HERE / "figures/assigning_functions.png"), "png")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """Compare the rows of the NYUDv2 study with each other, seed by seed and class by class.
 
-    python docs/nyudv2_half.py
+    python studies/nyudv2_half/compare.py
 
-Reads docs/studies/nyudv2_half/results.json, which `malleable study configs/study/nyudv2_half.yaml` writes. Rows with a
-single seed are left out.
+Reads results.json, which `malleable study studies/nyudv2_half/study.yaml` writes. Rows with a single seed are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from malleable.reports.statistics import Average, decimal, shown, shown_p
 from malleable.reports.tally import markdown
 from malleable.runs.scores import FIGURES
 
-RESULTS = Path(__file__).parent / "studies/nyudv2_half/results.json"
+RESULTS = Path(__file__).with_name("results.json")
 BASELINE, ORDER = "RGB baseline", "malleable K=3"
 
 Row = dict[str, dict[str, float]]
