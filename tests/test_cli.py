@@ -66,30 +66,3 @@ def test_a_reader_that_has_had_enough_ends_it_quietly(words: str, unbuffered: st
     os.close(write)
     assert finished.stderr == ""
     assert finished.returncode == 141  # as a program that SIGPIPE ended has it
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("run a.png b.png --flip", ["--flip", "true", "run", '["a.png", "b.png"]']),
-        ("run --out x a.png --focal 5 b.png", ["--out", "x", "--focal", "5", "run", '["a.png", "b.png"]']),
-        ("--scales 0.5 1 run a.png", ["--scales", "[0.5,1]", "run", '["a.png"]']),
-        ("run a.png --scales [0.5,1] --window [4,5]", ["--scales", "[0.5,1]", "--window", "[4,5]", "run", '["a.png"]']),
-        ("--window 4 5 run a.png --out=x", ["--window", "[4,5]", "--out=x", "run", '["a.png"]']),
-        ("run --config c.yaml a.png", ["--config", "c.yaml", "run", '["a.png"]']),
-        ("--only x y --flip run a.png", ["--only", "[x,y]", "--flip", "true", "run", '["a.png"]']),
-        ("run", ["run"]),
-    ],
-)
-def test_things_without_a_flag_become_one_list(words: str, expected: list[str]) -> None:
-    types = {
-        "checkpoint": str,
-        "inputs": list[str],
-        "out": str,
-        "focal": float | None,
-        "flip": bool,
-        "only": tuple[str, ...],
-        "scales": tuple[float, ...],
-        "window": tuple[int, int] | None,
-    }
-    assert cli.as_values(words.split(), types) == expected

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from itertools import takewhile
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
-from malleable.runs.settings import UsageError, explained, flat, nearest, resolve
+from malleable.runs.settings import UsageError, explained, nearest, resolve
 
 COMMANDS: dict[str, str] = {
     "bench": "measure what the layers cost on this machine",
@@ -97,57 +95,8 @@ def run(verb: str, arguments: Sequence[str]) -> int:
 
     command: Callable[..., Any] = getattr(import_module(f"malleable.commands.{verb}"), verb)
     types = get_type_hints(command)
-    words = resolve(as_values(arguments, flat(types)), types)
     try:
-        code = auto_cli(command, args=words, prog=f"malleable {verb}", exit_on_error=False)
+        code = auto_cli(command, args=resolve(arguments, types), prog=f"malleable {verb}", exit_on_error=False)
     except ArgumentError as error:
         raise explained(error, types) from error
     return int(code or 0)
-
-
-def as_values(arguments: Sequence[str], types: Mapping[str, Any]) -> list[str]:
-    """Arguments as jsonargparse reads them.
-
-    ``--json true`` for ``--json``, ``--size [9,9]`` for ``--size 9 9``, and of a command that takes a list of things
-    without a flag, all of them as one: ``[a,b]`` for ``a b``.
-    """
-    left, result, plain = list(arguments), [], []
-    position = next((place for place, kind in enumerate(types.values()) if get_origin(kind) is list), None)
-    while left:
-        word = left.pop(0)
-        if position is not None and not word.startswith("-"):
-            plain.append(word)
-            continue
-        result.append(word)
-        kind = types.get(word.removeprefix("--").replace("-", "_")) if word.startswith("--") else None
-        kind = next((option for option in get_args(kind) if get_origin(option) is tuple), kind)  # tuple | None
-        if kind is bool:
-            result.append(left.pop(0) if left and left[0] in ("true", "false") else "true")
-        elif get_origin(kind) is tuple:
-            if left and left[0].startswith("["):
-                result.append(left.pop(0))
-                continue
-            numbers = int in get_args(kind) or float in get_args(kind)
-            fits = _is_number if numbers else (lambda word: not word.startswith("-"))
-            most = len(left) if Ellipsis in get_args(kind) else len(get_args(kind))
-            values = list(takewhile(fits, left[:most]))
-            if len(values) > 1 or (values and Ellipsis in get_args(kind)):
-                result.append(f"[{','.join(values)}]")
-                del left[: len(values)]
-            elif left and (values or not left[0].startswith("-")):
-                result.append(left.pop(0))
-        elif position is not None and left and (kind is not None or word == "--config"):
-            result.append(left.pop(0))
-    if len(plain) > (position or 0):
-        result += [*plain[:position], json.dumps(plain[position:], ensure_ascii=False)]
-    else:
-        result += plain
-    return result
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

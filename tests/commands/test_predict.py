@@ -90,9 +90,9 @@ def test_one_image_with_flags(run: Path, folder: Path, predict: Callable[..., in
 def test_the_unit_and_the_focal_length_matter(folder: Path, tmp_path: Path) -> None:
     image, depth = folder / "images" / f"{DATA.ids[0]}.png", folder / "depth" / f"{DATA.ids[0]}.png"
     (tmp_path / "a.png").write_bytes(image.read_bytes())
-    (item,) = find_items([str(tmp_path / "a.png")], None, Flags(depth, "0.001", fx=30.0, fy=40.0, cx=1.0))
+    (item,) = find_items([str(tmp_path / "a.png")], None, Flags(depth, "0.001", fx=30.0, fy=40.0))
     sample = item.load()
-    assert (sample.camera.fx, sample.camera.fy, sample.camera.cx, sample.camera.cy) == (30, 40, 1, 11.5)
+    assert (sample.camera.fx, sample.camera.fy, sample.camera.cx, sample.camera.cy) == (30, 40, 15.5, 11.5)
     torch.testing.assert_close(
         sample.depth.as_subclass(Tensor), 5 * DATA[0].depth.as_subclass(Tensor), atol=1e-3, rtol=0
     )

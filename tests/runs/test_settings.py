@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
 import pytest
 
 from malleable import cli
+from malleable.runs.settings import resolve
 
 WRONG_VALUES = [
     ("train", "model.conv", "maleable", "malleable, conv25d, depth_aware or null", "malleable"),
@@ -63,7 +65,7 @@ WRONG_VALUES = [
     ("predict RUN a.png", "window", "big", "2 whole numbers or null", None),
     ("predict RUN a.png", "window", "800", "2 whole numbers or null", None),
     ("predict RUN a.png", "scales", "small", "numbers", None),
-    ("predict RUN a.png", "cx", "[1]", "a number or null", None),
+    ("predict RUN a.png", "fx", "[1]", "a number or null", None),
     ("figures RUN", "count", "x", "a whole number", None),
     ("figures RUN", "pixel", "[1]", "2 whole numbers or null", None),
     ("figures RUN", "samples", "[a]", "whole numbers or null", None),
@@ -220,3 +222,37 @@ def test_lists_are_written_with_or_without_brackets(words: str, capsys: pytest.C
     assert "  learnable:\n  - centers\n  - rebalance\n" in printed
     assert "  crop:\n  - 96\n  - 64\n" in printed
     assert "  compile: true\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "plain"),
+    [
+        ("run a.png b.png --flip", {"flip": "true"}, ["run", '["a.png", "b.png"]']),
+        ("run --out x a.png --focal 5 b.png", {"out": "x", "focal": "5"}, ["run", '["a.png", "b.png"]']),
+        ("--scales 0.5 1 run a.png", {"scales": "[0.5,1]"}, ["run", '["a.png"]']),
+        ("run a.png --scales [0.5,1] --window [4,5]", {"scales": "[0.5,1]", "window": "[4,5]"}, ["run", '["a.png"]']),
+        ("--window 4 5 run a.png --out=x", {"window": "[4,5]", "out": "x"}, ["run", '["a.png"]']),
+        ("run --config FILE a.png", {"out": "y"}, ["run", '["a.png"]']),
+        ("run --config FILE --out x a.png", {"out": "x"}, ["run", '["a.png"]']),
+        ("--only x y --flip run a.png", {"only": "[x,y]", "flip": "true"}, ["run", '["a.png"]']),
+        ("run --focal -5", {"focal": "-5"}, ["run"]),
+        ("run --flip -- --odd.png", {"flip": "true"}, ["--", "run", '["--odd.png"]']),
+        ("run", {}, ["run"]),
+    ],
+)
+def test_settings_become_one_file_and_things_without_a_flag_one_list(
+    words: str, settings: dict[str, str], plain: list[str], tmp_path: Path
+) -> None:
+    types = {
+        "checkpoint": str,
+        "inputs": list[str],
+        "out": str,
+        "focal": float | None,
+        "flip": bool,
+        "only": tuple[str, ...],
+        "scales": tuple[float, ...],
+        "window": tuple[int, int] | None,
+    }
+    (tmp_path / "a.yaml").write_text("out: y\n")
+    first, *rest = resolve(words.replace("FILE", str(tmp_path / "a.yaml")).split(), types)
+    assert (json.loads(first.removeprefix("--config=")), rest) == (settings, plain)

@@ -119,8 +119,6 @@ def predict(
     focal: float | None = None,
     fx: float | None = None,
     fy: float | None = None,
-    cx: float | None = None,
-    cy: float | None = None,
     scales: tuple[float, ...] = (1.0,),
     flip: bool = False,
     window: tuple[int, int] | None = None,
@@ -147,8 +145,6 @@ def predict(
         focal: focal length in pixels, for fx and fy.
         fx: focal length in pixels.
         fy: focal length in pixels.
-        cx: principal point in pixels; the middle of the image by default.
-        cy: principal point in pixels.
         scales: for multi-scale predictions, for example --scales 0.75 1 1.25.
         flip: show every scale mirrored as well.
         window: height and width of a window that slides over the image instead of the whole image at once.
@@ -166,7 +162,7 @@ def predict(
         if file is not None and not file.exists():
             raise FileNotFoundError(f"{name}: there is no {file}")
     protocol = Protocol(scales, flip, window, overlap)
-    items = find_items(inputs, split, Flags(depth_file, unit, camera_file, focal, fx, fy, cx, cy))
+    items = find_items(inputs, split, Flags(depth_file, unit, camera_file, focal, fx, fy))
     trained = load_trained(checkpoint, device)
     writer = PredictionWriter(Path(out), trained.palette, trained.classes, probabilities)
     taken = writer.taken([item.id for item in items])

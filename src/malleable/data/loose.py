@@ -44,8 +44,6 @@ class Flags:
     focal: float | None = None
     fx: float | None = None
     fy: float | None = None
-    cx: float | None = None
-    cy: float | None = None
 
     def metres_per_count(self) -> float | None:
         if self.unit is None or self.unit in DEPTH_UNITS:
@@ -73,9 +71,8 @@ class Flags:
             fx, fy = fy if fx is None else fx, fx if fy is None else fy
             if fx is None or fy is None:
                 return None
-            known = Camera(fx, fy, (size[1] - 1) / 2, (size[0] - 1) / 2, size)
-        named = {"fx": fx, "fy": fy, "cx": self.cx, "cy": self.cy}
-        return replace(known, **{name: value for name, value in named.items() if value is not None})  # type: ignore[arg-type]
+            return _centered(fx, fy, size)
+        return replace(known, fx=known.fx if fx is None else fx, fy=known.fy if fy is None else fy)
 
 
 def find_items(inputs: Sequence[str], split: str | None, flags: Flags) -> list[Item]:
@@ -96,6 +93,11 @@ def find_items(inputs: Sequence[str], split: str | None, flags: Flags) -> list[I
     if twice:
         raise ValueError(f"inputs hold {len(twice)} names twice, for example {twice[0]!r}; predict them one at a time")
     return items
+
+
+def _centered(fx: float, fy: float, size: tuple[int, int]) -> Camera:
+    """A camera that looks through the middle of the image."""
+    return Camera(fx, fy, (size[1] - 1) / 2, (size[0] - 1) / 2, size)
 
 
 def _split_items(source: str, split: str) -> list[Item]:
@@ -151,7 +153,7 @@ def _read(image: Path, depth: Path, camera: Path, id: str, flags: Flags, descrip
         if found is None:
             raise ValueError(f"{image} has depth but no camera; add --focal PIXELS, --camera FILE, or dataset.json")
         metres = _depth(depth, size, flags, description)
-    found = found or Camera(size[1], size[1], (size[1] - 1) / 2, (size[0] - 1) / 2, size)  # of no effect without depth
+    found = found or _centered(size[1], size[1], size)  # of no effect without depth
     return Sample(pixels, metres[None], torch.full(size, IGNORE), found, id)
 
 

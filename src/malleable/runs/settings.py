@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
+from itertools import islice, takewhile
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -34,32 +36,77 @@ class UsageError(ValueError):
     """The command was called wrongly."""
 
 
-def resolve(arguments: Sequence[str], types: Mapping[str, Any]) -> list[str]:
-    """``arguments`` with every ``--config FILE`` replaced by the settings of that file and of those it builds on.
+def resolve(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
+    """The words of a command line as jsonargparse reads them: all settings as one ``--config``, then what has no flag.
+
+    A file counts as its settings and those it builds on, ``--json`` as ``--json true``, ``--size 9 9`` as
+    ``--size [9,9]``, and where a command takes a list of things without a flag, they are that list. What is said
+    later goes before what is said earlier.
 
     Args:
         types: of the command's parameters; those of a dataclass are options of their own, ``--train.lr``.
     """
     known = flat(types)
-    left, result = list(arguments), []
+    left = deque(words)
+    settings: dict[str, Any] = {}
+    own: list[str] = []
+    plain: list[str] = []
     while left:
-        argument = left.pop(0)
-        name, equals, value = argument.partition("=")
+        word = left.popleft()
+        name, equals, text = word.partition("=")
         option = name.removeprefix("--")
-        section = name.startswith("--") and is_dataclass(known.get(option))
-        if name == "--config" or section:
-            if not equals and not left:
-                raise UsageError(f"{name} needs a YAML file")
-            value = value if equals else left.pop(0)
-            settings = _load(value, name) if value.startswith("{") else read_settings(Path(value), name)
-            settings = {option: settings} if section else settings
-            require_known(settings, types)
-            result.append(f"--config={json.dumps(settings, ensure_ascii=False)}")
+        if word == "--":  # no flags after it
+            own.append(word)
+            plain += left
+            break
+        if name in _OWN or not _is_flag(word):
+            (own if name in _OWN else plain).append(word)
             continue
-        if re.match("--?[A-Za-z]", name) and name not in _OWN and (option == name or option not in known):
+        if option == name or option not in {*known, "config"}:
             raise _unknown(option, known)
-        result.append(argument)
-    return result
+        kind = known.get(option)
+        value: Any = text if equals else _take(left, kind)
+        if option == "config" or is_dataclass(kind):
+            if not value:
+                raise UsageError(f"{name} needs a YAML file")
+            value = _load(value, name) if value.startswith("{") else read_settings(Path(value), name)
+        elif value is None:
+            raise UsageError(_wrong(option, kind, ""))
+        for section in reversed(option.split(".") if option != "config" else ()):
+            value = {section: value}
+        require_known(value, types)
+        settings = merged(settings, value)
+    place = next((place for place, kind in enumerate(known.values()) if get_origin(kind) is list), len(plain))
+    if plain[place:]:
+        plain[place:] = [json.dumps(plain[place:], ensure_ascii=False)]
+    return [f"--config={json.dumps(settings, ensure_ascii=False)}", *own, *plain]
+
+
+def _is_flag(word: str) -> bool:
+    return re.match("--?[A-Za-z]", word) is not None
+
+
+def _take(left: deque[str], kind: Any) -> str | None:
+    """The value of an option of type ``kind``, off the words that are ``left``."""
+    if kind is bool:
+        return left.popleft() if left and left[0] in ("true", "false") else "true"
+    lists = [option for option in (kind, *get_args(kind)) if get_origin(option) is tuple]  # tuple or tuple | None
+    inner = get_args(lists[0]) if lists else ()
+    fits = _is_number if int in inner or float in inner else (lambda word: not word.startswith(("-", "[")))
+    values = list(takewhile(fits, islice(left, None if Ellipsis in inner else len(inner))))
+    if len(values) > 1 or (values and Ellipsis in inner):
+        for _ in values:
+            left.popleft()
+        return f"[{','.join(values)}]"
+    return left.popleft() if left and not _is_flag(left[0]) else None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def read_settings(path: Path, option: str = "--config") -> dict[str, Any]:
