@@ -11,7 +11,8 @@ import pytest
 import malleable
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("studies/*/README.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+DOCUMENTS += [*sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("studies/*/README.md"))]
 
 
 def examples(document: Path) -> list[str]:
@@ -46,6 +47,13 @@ def test_commands_name_files_that_exist(document: Path) -> None:
     named = re.findall(r"(?:python|malleable study|--config) ((?:\w+/)+\w+\.\w+)", document.read_text())
     for path in set(named) - {"runs/x/config.yaml", "configs/mine.yaml"}:  # the user's own
         assert (ROOT / path).exists(), path
+
+
+def test_contributors_are_shown_files_that_exist() -> None:
+    named = re.findall(r"`([a-z_/]+\.(?:py|toml))`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(named) > 20
+    for path in named:
+        assert (ROOT / path).exists() or (ROOT / "src/malleable" / path).exists(), path
 
 
 def test_the_toy_problem_is_learned_only_with_depth() -> None:

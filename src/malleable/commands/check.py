@@ -19,8 +19,8 @@ _SHOWN = 20
 
 
 @dataclass
-class Summary:
-    """Counts over the samples of one split."""
+class Counts:
+    """What is counted over the samples of one split."""
 
     classes: tuple[str, ...]
     samples: int = 0
@@ -33,7 +33,7 @@ class Summary:
     labels: Tensor = field(default_factory=lambda: torch.zeros(IGNORE + 1, dtype=torch.int64))
     errors: list[str] = field(default_factory=list)
 
-    def add(self, part: Summary) -> None:
+    def add(self, part: Counts) -> None:
         self.samples += part.samples
         self.sizes += part.sizes
         self.nearest, self.farthest = min(self.nearest, part.nearest), max(self.farthest, part.farthest)
@@ -68,11 +68,11 @@ class Summary:
             yield f"  {index:3d} {name:{width}}  {int(self.labels[index]) / labelled:6.2%}"
 
 
-def inspect(sample: Sample, classes: tuple[str, ...]) -> Summary:
-    """The counts of one sample."""
+def inspect(sample: Sample, classes: tuple[str, ...]) -> Counts:
+    """Count what one sample holds."""
     depth, label = sample.depth.as_subclass(Tensor), sample.label.as_subclass(Tensor)
     seen = depth[depth > 0]
-    return Summary(
+    return Counts(
         classes=classes,
         samples=1,
         sizes=Counter([sample.camera.size]),
@@ -85,16 +85,16 @@ def inspect(sample: Sample, classes: tuple[str, ...]) -> Summary:
     )
 
 
-def summarise(dataset: SampleDataset, workers: int, what: str) -> Summary:
-    """Counts over the whole of ``dataset``; a sample that cannot be read adds an error and is left out."""
+def count(dataset: SampleDataset, workers: int, what: str) -> Counts:
+    """Count over the whole of ``dataset``; a sample that cannot be read adds an error and is left out."""
 
-    def look(index: int) -> Summary:
+    def look(index: int) -> Counts:
         try:
             return inspect(dataset[index], dataset.classes)
         except (ValueError, OSError) as error:
-            return Summary(dataset.classes, errors=[str(error)])
+            return Counts(dataset.classes, errors=[str(error)])
 
-    total = Summary(dataset.classes)
+    total = Counts(dataset.classes)
     for part in with_progress(parallel_map(look, range(len(dataset)), workers), len(dataset), what):
         total.add(part)
     return total
@@ -121,10 +121,10 @@ def check(dataset: str, split: str | None = None, workers: int | None = None) ->
             wrong += 1
             continue
         ids[name] = set(data.ids)
-        summary = summarise(data, workers or available_cores(), f"{data.name}/{name}")
-        wrong += len(summary.errors)
-        print(f"{data.name}/{name}: {len(data)} samples, {len(summary.errors)} errors")
-        print(*summary.lines(), sep="\n")
+        counts = count(data, workers or available_cores(), f"{data.name}/{name}")
+        wrong += len(counts.errors)
+        print(f"{data.name}/{name}: {len(data)} samples, {len(counts.errors)} errors")
+        print(*counts.lines(), sep="\n")
     for first, second in combinations(names, 2):
         shared = ids.get(first, set()) & ids.get(second, set())
         if shared:

@@ -42,12 +42,12 @@ def _print(rows: Sequence[Row], title: str) -> None:
         printed.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     first = rows[0]
     for row in rows:
-        cells = [row.method, str(row.kernels), *_figures(row.multiply_adds, first.multiply_adds, row.parameters)]
+        cells = [row.method, str(row.kernels), *_numbers(row.multiply_adds, first.multiply_adds, row.parameters)]
         if row.paper_multiply_adds and first.paper_multiply_adds and row.paper_parameters:
-            cells += _figures(row.paper_multiply_adds, first.paper_multiply_adds, row.paper_parameters)
+            cells += _numbers(row.paper_multiply_adds, first.paper_multiply_adds, row.paper_parameters)
         printed.add_row(*cells)
     Console().print(printed)
 
 
-def _figures(multiply_adds: float, baseline: float, parameters: float) -> list[str]:
+def _numbers(multiply_adds: float, baseline: float, parameters: float) -> list[str]:
     return [f"{multiply_adds:.3f}", f"{multiply_adds - baseline:+.3f}", f"{parameters:.3f}"]

@@ -68,9 +68,6 @@ class Cityscapes(SampleDataset):
                 f"no images <city>/*{suffix} in {folder}; root must hold leftImg8bit, disparity, camera and gtFine"
             )
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
     def __getitem__(self, index: int) -> Sample:
         id = self.ids[index]
         image = read_rgb(self._path("leftImg8bit", id, "leftImg8bit.png"))

@@ -50,6 +50,7 @@ class Description:
 
     @classmethod
     def read(cls, path: Path) -> Description:
+        """The description in a file."""
         if not path.exists():
             raise FileNotFoundError(f"{path} is missing; docs/data.md shows what a data set's folder holds")
         entries = read_json(path)
@@ -109,11 +110,8 @@ class FolderDataset(SampleDataset):
     def __init__(self, root: str | Path, split: str, *, strict: bool = True) -> None:
         self.root, self.split = Path(root), split
         self.description = Description.read(self.root / "dataset.json")
-        self.name, self.classes, self.palette = (
-            self.description.name,
-            self.description.classes,
-            self.description.palette,
-        )
+        about = self.description
+        self.name, self.classes, self.palette = about.name, about.classes, about.palette
         self.ids = _read_ids(self.root, split)
         self.labelled = (self.root / "labels").is_dir()
         self._class_of = torch.full((256,), -1)
@@ -121,9 +119,6 @@ class FolderDataset(SampleDataset):
         self._class_of[self.description.ignore] = IGNORE
         if strict:
             self._require_files()
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
     def __getitem__(self, index: int) -> Sample:
         id = self.ids[index]
@@ -136,7 +131,7 @@ class FolderDataset(SampleDataset):
                 f"{image_path} is {_text(size)} but its camera is for {_text(camera.size)}; give the camera of that "
                 f"size in {self._camera_path(id)} or in dataset.json"
             )
-        depth = self._depth(depth_path, size)
+        depth = read_depth(depth_path, size, self.description.metres_per_count, self.description.invalid_depth)
         label = self._label(label_path, size) if self.labelled else torch.full(size, IGNORE)
         return Sample(image, depth[None], label, camera, id)
 
@@ -166,9 +161,6 @@ class FolderDataset(SampleDataset):
                 raise ValueError(f"{id} has no camera: add one to {self.root / 'dataset.json'} or write {path}")
             return self.description.camera
         return read_camera(path)
-
-    def _depth(self, path: Path, size: tuple[int, ...]) -> Tensor:
-        return read_depth(path, size, self.description.metres_per_count, self.description.invalid_depth)
 
     def _label(self, path: Path, size: tuple[int, ...]) -> Tensor:
         raw = read_indices(path)

@@ -68,9 +68,9 @@ class StepSampler(Sampler[list[Draw]]):
 
     def draws(self, step: int) -> list[Draw]:
         """What this process draws in ``step``."""
-        share = self.batch_size // self.world_size
-        first = step * self.batch_size + self.rank * share
-        return [self._draw(position) for position in range(first, first + share)]
+        own = self.batch_size // self.world_size
+        first = step * self.batch_size + self.rank * own
+        return [self._draw(position) for position in range(first, first + own)]
 
     def _draw(self, position: int) -> Draw:
         epoch, place = divmod(position, self.length)

@@ -46,10 +46,11 @@ class Flags:
     fy: float | None = None
 
     def metres_per_count(self) -> float | None:
-        if self.unit is None or self.unit in DEPTH_UNITS:
-            return None if self.unit is None else DEPTH_UNITS[self.unit]
+        """What ``unit`` stands for; None if it was not given."""
+        if self.unit is None:
+            return None
         try:
-            value = float(self.unit)
+            value = DEPTH_UNITS.get(self.unit) or float(self.unit)
         except ValueError:
             value = 0.0
         if not 0 < value < float("inf"):
@@ -116,7 +117,8 @@ def _items(path: Path, flags: Flags) -> Iterator[Item]:
     files = [path]
     if path.is_dir():
         found = folder.rglob("*") if folder is not path else folder.iterdir()
-        files = sorted(file for file in found if _is_image(file) and (layout or not file.stem.endswith(_BESIDE)))
+        images = (file for file in found if file.suffix.lower() in IMAGE_SUFFIXES)
+        files = sorted(file for file in images if layout or not file.stem.endswith(_BESIDE))
         if not files:
             raise FileNotFoundError(f"{folder} holds no images ({', '.join(IMAGE_SUFFIXES)}); a data set needs --split")
     root = folder.parent if folder.name == "images" else folder
@@ -134,10 +136,6 @@ def _existing(stem: Path) -> Path:
     """The depth file ``stem`` with the suffix that it has, .png if there is none."""
     files = [stem.with_name(stem.name + suffix) for suffix in _DEPTH_SUFFIXES]
     return next((file for file in files if os.path.exists(file)), files[0])  # names too long are not there
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in IMAGE_SUFFIXES
 
 
 def _read(image: Path, depth: Path, camera: Path, id: str, flags: Flags, description: Description | None) -> Sample:

@@ -92,7 +92,7 @@ class SampleDataset(Dataset[Sample]):
     palette: tuple[Colour, ...]
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        return len(self.ids)
 
     def __getitem__(self, index: int) -> Sample:
         raise NotImplementedError

@@ -13,7 +13,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-BASE = "base"
+_BASE = "base"
 """The key of a YAML file that names the file it builds on, relative to its own folder."""
 
 _MOST_NODES = 10_000
@@ -109,13 +109,28 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def read_settings(path: Path, option: str = "--config") -> dict[str, Any]:
+def read_settings(path: Path, option: str = "--config", above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The settings of a YAML file over those of its ``base``. Nothing in the files is executed.
 
     Args:
         option: that names the file, for errors.
+        above: the files that build on this one.
     """
-    return _read(path, option, ())
+    if path.resolve() in above:
+        raise UsageError(f"{path} builds on itself: {' → '.join(map(str, (*above, path.resolve())))}")
+    if not path.is_file():
+        raise UsageError(f"{option}: there is no file {path}" + (f", the base of {above[-1]}" if above else ""))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"{option}: {path} is no plain YAML: {error}") from error
+    settings = _load(text, f"{option}: {path}")
+    base = settings.pop(_BASE, None)
+    if base is None:
+        return settings
+    if not isinstance(base, str):
+        raise UsageError(f"{option}: {_BASE!r} in {path} must name one file, got {base!r}")
+    return merged(read_settings(path.parent / base, option, (*above, path.resolve())), settings)
 
 
 def require_known(settings: Mapping[str, Any], types: Mapping[str, Any], prefix: str = "") -> None:
@@ -177,24 +192,6 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, dict) and isinstance(base.get(key), dict)
         result[key] = merged(base[key], value) if both else value
     return result
-
-
-def _read(path: Path, option: str, above: tuple[Path, ...]) -> dict[str, Any]:
-    if path.resolve() in above:
-        raise UsageError(f"{path} builds on itself: {' → '.join(map(str, (*above, path.resolve())))}")
-    if not path.is_file():
-        raise UsageError(f"{option}: there is no file {path}" + (f", the base of {above[-1]}" if above else ""))
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        raise UsageError(f"{option}: {path} is no plain YAML: {error}") from error
-    settings = _load(text, f"{option}: {path}")
-    base = settings.pop(BASE, None)
-    if base is None:
-        return settings
-    if not isinstance(base, str):
-        raise UsageError(f"{option}: {BASE!r} in {path} must name one file, got {base!r}")
-    return merged(_read(path.parent / base, option, (*above, path.resolve())), settings)
 
 
 def _load(text: str, source: str) -> dict[str, Any]:

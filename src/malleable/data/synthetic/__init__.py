@@ -8,10 +8,11 @@ import numpy as np
 import torch
 
 from malleable.camera import Camera
+from malleable.data.image_files import Array
 from malleable.data.palette import default_palette
 from malleable.data.sample import Sample, SampleDataset
 from malleable.data.synthetic import rooms, streets
-from malleable.data.synthetic.render import Array, render
+from malleable.data.synthetic.render import render
 from malleable.data.synthetic.scene import Random
 from malleable.data.synthetic.sensor import kinect, stereo
 
@@ -45,9 +46,6 @@ class SyntheticScenes(SampleDataset):
         self.classes = rooms.CLASSES if world == "rooms" else streets.CLASSES
         self.palette = default_palette(len(self.classes))
         self.ids = [f"{world}-{seed}-{index:06d}" for index in range(length)]
-
-    def __len__(self) -> int:
-        return self.length
 
     def __getitem__(self, index: int) -> Sample:
         position = index + self.length if index < 0 else index

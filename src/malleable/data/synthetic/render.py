@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from malleable.data.image_files import Array
+
 Shape = Literal["box", "ellipsoid", "cylinder"]
 
 _NEAR = 0.05
@@ -47,7 +47,7 @@ class Solid(NamedTuple):
     inside: bool = False
 
 
-class Window(NamedTuple):
+class Patch(NamedTuple):
     """The rows and columns that can show solid number ``solid``, and the least depth that it can have."""
 
     solid: int
@@ -91,7 +91,7 @@ class View:
         camera = np.stack([x, y, np.ones((height, width))])
         return np.tensordot(self.rotation, camera, axes=1).astype(np.float32)
 
-    def windows(self, solids: list[Solid]) -> list[Window]:
+    def patches(self, solids: list[Solid]) -> list[Patch]:
         """Where each solid that is not out of sight can show, the nearest first."""
         half = np.array([solid.half for solid in solids])[:, :, None]
         offset = np.array([solid.centre for solid in solids]) - np.array(self.position)
@@ -113,7 +113,7 @@ class View:
         order = np.argsort(nearest)
         numbers = np.stack([order, *(v[order] for v in (seen, top, bottom, left, right))], axis=1).tolist()
         return [
-            Window(i, near, (slice(y0, y1), slice(x0, x1)))
+            Patch(i, near, (slice(y0, y1), slice(x0, x1)))
             for (i, shows, y0, y1, x0, x1), near in zip(numbers, nearest[order].tolist(), strict=True)
             if shows
         ]
@@ -148,12 +148,12 @@ class Scene(NamedTuple):
 def render(scene: Scene) -> Rendering:
     """The scene as its view shows it, without the flaws of any sensor."""
     view, solids = scene.view, scene.solids
-    windows = view.windows(solids)
+    patches = view.patches(solids)
     eye = np.array(view.position, np.float32)
     rays = view.rays()
     depth = np.full(view.size, np.inf, np.float32)
     index = np.full(view.size, -1, np.int32)
-    for number, nearest, part in windows:
+    for number, nearest, part in patches:
         solid, hidden_beyond = solids[number], depth[part]
         if nearest > hidden_beyond.max():
             continue
@@ -170,7 +170,7 @@ def render(scene: Scene) -> Rendering:
         surface = _Surface(solids, np.where(seen, index, 0), point)
         near = np.exp(-np.where(seen, depth, 0) / scene.haze)[..., None]
         # What takes up less than a 200th of the image casts no shadow worth its time.
-        casters = [solids[w.solid] for w in windows if 200 * w.area > depth.size and not solids[w.solid].inside]
+        casters = [solids[p.solid] for p in patches if 200 * p.area > depth.size and not solids[p.solid].inside]
         shown = surface.albedo() * _shade(surface, casters, point, scene.light)
         colour = np.where(seen[..., None], near * shown + (1 - near) * colour, colour)
         label[seen] = surface.label[seen]

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from malleable.data.synthetic.render import PATTERNS, Array, Material, Shape, Solid
+from malleable.data.image_files import Array
+from malleable.data.synthetic.render import PATTERNS, Material, Shape, Solid
 
 Random = np.random.Generator
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from malleable.data.image_files import Array
 
 
 def kinect(depth: Array, focal: float, random: np.random.Generator) -> Array:
@@ -40,11 +37,11 @@ def _hidden(disparity: Array) -> Array:
     return covered
 
 
-def _beside_edge(depth: Array, share: float) -> Array:
-    """Pixels one of whose four neighbours differs by more than ``share`` of the depth."""
+def _beside_edge(depth: Array, part: float) -> Array:
+    """Pixels one of whose four neighbours differs by more than ``part`` of the depth."""
     edge = np.zeros(depth.shape, bool)
     for axis in (0, 1):
-        jump = np.abs(np.diff(depth, axis=axis)) > share * np.minimum(*_pairs(depth, axis))
+        jump = np.abs(np.diff(depth, axis=axis)) > part * np.minimum(*_pairs(depth, axis))
         first, second = _pairs(edge, axis)
         first |= jump
         second |= jump

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from malleable.data.synthetic.render import Array, Light, Material, Scene, Solid, View
+from malleable.data.image_files import Array
+from malleable.data.synthetic.render import Light, Material, Scene, Solid, View
 from malleable.data.synthetic.scene import Floor, Random, Thing, random_material
 
 CLASSES = ("road", "sidewalk", "building", "wall", "pole", "sign", "vegetation", "person", "car", "sky")
@@ -55,9 +56,9 @@ def _sky(random: Random, view: View) -> Array:
     a, b, c = random.uniform(0, 2 * np.pi, 3)
     far_x, far_z = x / (up + 0.12), z / (up + 0.12)
     cloud = np.sin(1.3 * far_x + a + 1.5 * np.sin(0.9 * far_z + b)) * np.sin(1.1 * far_z + c + np.sin(1.7 * far_x))
-    share = np.sqrt(up)[..., None]
+    rise = np.sqrt(up)[..., None]
     cover = 0.5 * cloud.clip(0, 1)[..., None] * random.random()
-    sky: Array = (horizon * (1 - share) + zenith * share) * (1 - cover) + bright * cover
+    sky: Array = (horizon * (1 - rise) + zenith * rise) * (1 - cover) + bright * cover
     return sky
 
 
