@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import malleable as mb
 from malleable.functional import relative_depth
+from malleable.geometry import grid_unit
 from malleable.ops.window import Window
 
 WINDOW = Window.of(3, 1, 1)
@@ -53,6 +54,15 @@ def test_resizing_image_depth_and_camera_together_keeps_d(height: int, width: in
     a = relative_depth(depth, camera.focal, 3, padding=1, size=(height, width)).value
     b = relative_depth(doubled, larger.focal, 3, padding=1, size=(height, width)).value
     torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(("dilation", "metres"), [(1, 0.16), (3, 0.48), ((1, 4), 0.4)])
+def test_a_step_of_one_unit_is_a_difference_of_one(dilation: int | tuple[int, int], metres: float) -> None:
+    assert grid_unit(2.0, 50.0, rate=4, dilation=dilation) == pytest.approx(metres)
+    depth = torch.full((1, 1, 32, 64), 2.0, dtype=torch.float64)
+    depth[..., 32:] -= metres
+    d = relative_depth(depth, 50.0, (1, 3), dilation=dilation, size=(8, 16)).value
+    assert d.max().item() == pytest.approx(1.0)
 
 
 def test_dilation_and_rate_widen_the_unit() -> None:

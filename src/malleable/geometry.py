@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from math import inf
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
 
-from malleable.ops.window import Window
+from malleable.ops.window import Pair, Window
 
 T = TypeVar("T")
 
@@ -75,10 +75,7 @@ class Geometry:
         return self._share(("metres", window, *size, dtype), lambda: self._difference(window, size, dtype, False))
 
     def relative_depth(self, window: Window, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Differences:
-        """d = (depth(i) − depth(j)) / unit(i) with unit(i) = r_down · r_dilate · depth(i) / f (Eq. 1).
-
-        The two dilations of a window count by their mean, as the two focal lengths of a camera do.
-        """
+        """d = (depth(i) − depth(j)) / unit(i), with the unit that :func:`grid_unit` gives (Eq. 1)."""
         return self._share(("relative", window, *size, dtype), lambda: self._difference(window, size, dtype, True))
 
     def _depth_at(self, size: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, float | Tensor]:
@@ -99,8 +96,7 @@ class Geometry:
         difference = torch.where(valid, centre - taps, 0.0)
         if relative:
             focal = torch.where(self._focal_known(), self.focal, 1.0).to(dtype).view(-1, 1, 1, 1)
-            unit = rate * (sum(window.dilation) / 2) * torch.where(centre > 0, centre, 1.0) / focal
-            difference = difference / unit
+            difference = difference / grid_unit(torch.where(centre > 0, centre, 1.0), focal, rate, window.dilation)
         return Differences(difference, valid)
 
     def _focal_known(self) -> Tensor:
@@ -116,6 +112,25 @@ class Geometry:
         if key not in self._shared:
             self._shared[key] = compute()
         return cast(T, self._shared[key])
+
+
+@overload
+def grid_unit(depth: float, focal: float, rate: float = 1, dilation: Pair = 1) -> float: ...
+@overload
+def grid_unit(depth: Tensor, focal: float | Tensor, rate: float | Tensor = 1, dilation: Pair = 1) -> Tensor: ...
+def grid_unit(
+    depth: float | Tensor, focal: float | Tensor, rate: float | Tensor = 1, dilation: Pair = 1
+) -> float | Tensor:
+    """The metres that count as a relative difference of 1: r_down · r_dilate · depth / f (Eq. 1).
+
+    Args:
+        depth: metres, at the center of the kernel.
+        focal: pixels of the image.
+        rate: pixels of the image that one step on the feature map is.
+        dilation: of the convolution; of a pair the mean counts, as of the two focal lengths of a camera.
+    """
+    spread = sum(dilation) / 2 if isinstance(dilation, Sequence) else dilation
+    return rate * spread * depth / focal
 
 
 def _focal_per_sample(focal: float | Tensor, depth: Tensor) -> Tensor:
