@@ -19,8 +19,7 @@ from malleable.assign import (
     malleable_assign,
 )
 from malleable.geometry import Geometry
-from malleable.ops import depth_conv2d
-from malleable.ops.checks import check_features
+from malleable.ops.depth_conv2d import check_features, convolve
 from malleable.ops.scaled_assign import scaled_assign
 from malleable.ops.window import Pair, Window
 
@@ -142,7 +141,7 @@ class DepthConv2d(nn.Module):
             check_features(x, self.weight, self.window, self.groups)
             check_geometry(x, geometry)
         assign = self.assign(geometry, x.shape[-2:], torch.promote_types(x.dtype, torch.float32))
-        return depth_conv2d(x, self.weight, assign, self.bias, self.stride, self.padding, self.dilation, self.groups)
+        return convolve(x, self.weight, assign, self.bias, self.window, self.groups)
 
     def extra_repr(self) -> str:
         settings = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"]
@@ -385,7 +384,7 @@ class DepthAwareAvgPool2d(nn.Module):
         g = g * inside.unsqueeze(1)
         # A window that lies wholly in the padding has nothing to average and gives 0.
         g = g / g.sum(2, keepdim=True).clamp(min=torch.finfo(dtype).tiny)
-        return depth_conv2d(x, weight, g, None, self.window.stride, self.window.padding[::-2], groups=channels)
+        return convolve(x, weight, g, None, self.window, channels)
 
     def extra_repr(self) -> str:
         kernel, stride, padding = self.window.kernel_size, self.window.stride, self.window.padding[::-2]

@@ -7,7 +7,6 @@ Where there is no C++ library, autograd differentiates the equations: no graph c
 from __future__ import annotations
 
 import ctypes
-import os
 from typing import Any, cast
 
 import torch
@@ -15,7 +14,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from malleable.assign import malleable_assign
-from malleable.ops.checks import check_scaled_assign, check_single_on_cpu
+from malleable.ops.depth_conv2d import check_shape
+from malleable.ops.engines import wish
 from malleable.ops.engines.native.build import library
 
 _MOST_KERNELS = 30  # as in csrc/assign.cpp
@@ -43,7 +43,7 @@ def scaled_assign(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_usable() -> bool:
     """Whether there is a C++ twin, and no other engine was asked for. Compilers ask once, as they trace."""
-    return os.environ.get("MALLEABLE_ENGINE", "") in ("", "auto", "native") and not isinstance(library(), str)
+    return wish() in ("auto", "native") and not isinstance(library(), str)
 
 
 def _library() -> ctypes.CDLL:
@@ -55,7 +55,7 @@ def _library() -> ctypes.CDLL:
 
 @torch.library.custom_op("malleable::scaled_assign", mutates_args=())
 def _operator(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) -> Tensor:
-    check_scaled_assign(d, centers, temperature, scale, _MOST_KERNELS)
+    _check(d, centers, temperature, scale)
     built = _library()
     d, centers, scale = d.contiguous(), centers.contiguous(), scale.contiguous()
     out = _new_output(d, scale)
@@ -68,7 +68,7 @@ def _operator(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) ->
 
 @_operator.register_fake
 def _(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) -> Tensor:
-    check_single_on_cpu(d=d, centers=centers, temperature=temperature, scale=scale)
+    _check_single_on_cpu(d=d, centers=centers, temperature=temperature, scale=scale)
     return _new_output(d, scale)
 
 
@@ -80,7 +80,7 @@ def _new_output(d: Tensor, scale: Tensor) -> Tensor:
 def _backward(
     grad: Tensor, d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    check_scaled_assign(d, centers, temperature, scale, _MOST_KERNELS, grad)
+    _check(d, centers, temperature, scale, grad)
     built = _library()
     grad, d, centers, scale = (t.contiguous() for t in (grad, d, centers, scale))
     kernels = len(scale)
@@ -97,7 +97,7 @@ def _backward(
 def _(
     grad: Tensor, d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    check_single_on_cpu(grad=grad, d=d, centers=centers, temperature=temperature, scale=scale)
+    _check_single_on_cpu(grad=grad, d=d, centers=centers, temperature=temperature, scale=scale)
     return (
         d.new_empty(d.shape),
         torch.empty_like(centers),
@@ -115,6 +115,28 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
 
 
 _operator.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _check(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor, grad: Tensor | None = None) -> None:
+    """Refuse what the operator cannot compute, and a gradient that is not of its output."""
+    _check_single_on_cpu(d=d, centers=centers, temperature=temperature, scale=scale, grad=grad)
+    if d.ndim != 4:
+        raise ValueError(f"d must have shape (N, taps, Hout, Wout), got {tuple(d.shape)}")
+    if scale.ndim != 1 or not 1 <= scale.shape[0] <= _MOST_KERNELS:
+        raise ValueError(f"scale must have shape (K,), K from 1 to {_MOST_KERNELS}, got {tuple(scale.shape)}")
+    check_shape("centers", centers, "(K + 2,)", (scale.shape[0] + 2,))
+    check_shape("temperature", temperature, "of a scalar", ())
+    if grad is not None:
+        check_shape("grad", grad, "(N, K, taps, Hout, Wout)", (d.shape[0], scale.shape[0], *d.shape[1:]))
+
+
+def _check_single_on_cpu(**tensors: Tensor | None) -> None:
+    """Refuse tensors that are not float32 on the CPU."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device.type != "cpu":
+            raise ValueError(f"{name} must be on the CPU, got {tensor.device}")
+        if tensor is not None and tensor.dtype != torch.float32:
+            raise TypeError(f"{name} must be float32, got {tensor.dtype}")
 
 
 def _sizes(d: Tensor, scale: Tensor) -> tuple[ctypes.c_int64, ctypes.c_int64, ctypes.c_int32]:

@@ -42,10 +42,16 @@ class Engine(Protocol):
 ENGINES: dict[str, Engine] = {
     engine.name: engine for engine in cast(list[Engine], [triton_engine, native, blocks, plain])
 }
-"""By name, the preferred first."""
+"""The engines by name, in the order in which they are preferred."""
+
+
+def wish() -> str:
+    """The engine that $MALLEABLE_ENGINE names, ``"auto"`` if it names none."""
+    return os.environ.get("MALLEABLE_ENGINE") or "auto"
 
 
 def check_engine(engine: str) -> None:
+    """Refuse an engine that does not exist."""
     if engine != "auto" and engine not in ENGINES:
         raise ValueError(f"engine must be 'auto' or one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
 
@@ -57,11 +63,10 @@ def choose(engine: str, x: Tensor, weight: Tensor, assign: Tensor, window: Windo
     """
     check_engine(engine)
     source = f"engine={engine!r}"
-    wish = os.environ.get("MALLEABLE_ENGINE") or "auto"
-    if engine == "auto" and wish != "auto":
-        engine = wish
+    if engine == "auto":
+        engine = wish()
         source = f"MALLEABLE_ENGINE={engine}"
-        if engine not in ENGINES:
+        if engine != "auto" and engine not in ENGINES:
             raise ValueError(f"{source} must be 'auto' or one of {', '.join(map(repr, ENGINES))}")
     if engine != "auto":
         reason = ENGINES[engine].can_run(x, weight, assign, window, groups)

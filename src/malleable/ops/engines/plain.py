@@ -71,6 +71,14 @@ def backward(
     return a, b, c
 
 
+def output_format(x: Tensor, weight: Tensor) -> torch.memory_format:
+    """The layout nn.Conv2d gives its output: channels-last if its input or its weights are that and nothing else."""
+    for t in (x, weight):
+        if t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous():
+            return torch.channels_last
+    return torch.contiguous_format
+
+
 def _split(weight: Tensor, kernels: int, groups: int) -> Tensor:
     """(K·O, C / G, kh, kw) as (K, G, o, c, taps)."""
     return torch.unflatten(weight.flatten(2), 0, (kernels, groups, -1))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from malleable.ops.engines.native.build import library
-from malleable.ops.layout import output_format
+from malleable.ops.engines.plain import output_format
 from malleable.ops.window import Window
 
 name = "native"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from malleable.ops.layout import output_format
+from malleable.ops.engines.plain import output_format
 from malleable.ops.window import Window
 
 name = "triton"

@@ -9,10 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from malleable.functional import depth_conv2d
-from malleable.ops.operator import operator, operator_backward
+from malleable.ops.depth_conv2d import operator, operator_backward
 
 
 def problem(
@@ -98,12 +99,13 @@ def test_the_output_is_channels_last_when_a_convolutions_would_be() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"x": torch.ones(4, 6, 7)}, ValueError, "x must be"),
+        ({"x": torch.ones(4, 6, 7)}, ValueError, r"x must have shape \(N, C, H, W\), got \(4, 6, 7\)"),
         ({"x": torch.ones(2, 5, 6, 7)}, ValueError, "x must have 4 channels, got 5"),
         ({"x": torch.ones(2, 4, 6, 7, dtype=torch.int64)}, TypeError, "floating point"),
         ({"assign": torch.ones(2, 3, 9, 5, 7)}, ValueError, "assign must have shape"),
         ({"assign": torch.ones(2, 4, 9, 6, 7)}, ValueError, "18 rows"),
-        ({"assign": torch.ones(2, 9, 6, 7)}, ValueError, "assign"),
+        ({"assign": torch.ones(2, 9, 6, 7)}, ValueError, r"assign must have shape .*, got \(2, 9, 6, 7\)"),
+        ({"weight": torch.ones(18)}, ValueError, r"weight must have shape .*, got \(18,\)"),
         ({"bias": torch.ones(18)}, ValueError, r"bias must have shape \(O,\) = \(6,\)"),
         ({"weight": torch.ones(18, 4, 3, 3, dtype=torch.float64)}, TypeError, "weight is torch.float64"),
         ({"engine": "fastest"}, ValueError, "engine must be 'auto' or one of"),
@@ -113,6 +115,27 @@ def test_wrong_calls_are_refused(change: dict[str, Any], error: type[Exception],
     x, weight, assign, bias = problem(dtype=torch.float32)
     call: dict[str, Any] = {"x": x, "weight": weight, "assign": assign, "bias": bias, "padding": 1, **change}
     with pytest.raises(error, match=message):
+        depth_conv2d(**call)
+
+
+@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"assign": torch.ones(2, 3, 9, 5, 7)}, "assign must have shape"),
+        ({"bias": torch.ones(18)}, "bias must have shape"),
+        ({"x": torch.ones(2, 5, 6, 7)}, "x must have 4 channels, got 5"),
+        ({"engine": "fastest"}, "engine must be 'auto' or one of"),
+    ],
+)
+def test_wrong_calls_without_data_are_refused(change: dict[str, Any], message: str, fake: bool) -> None:
+    x, weight, assign, bias = problem(dtype=torch.float32)
+    call: dict[str, Any] = {"x": x, "weight": weight, "assign": assign, "bias": bias, "padding": 1, **change}
+    mode = FakeTensorMode()
+    for name, value in call.items():
+        if isinstance(value, Tensor):
+            call[name] = mode.from_tensor(value.detach()) if fake else value.detach().to("meta")
+    with pytest.raises(ValueError, match=message):
         depth_conv2d(**call)
 
 

@@ -1,0 +1,257 @@
+"""``depth_conv2d`` and the PyTorch operator behind it: check, choose an engine, run, gradient and cost.
+
+The operator checks its arguments itself, because kernels trust them: a wrong shape would have them read outside of
+memory. Devices and dtypes are also checked while a graph is traced; sizes are not, a compiler would have to prove each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.flop_counter import register_flop_formula
+
+from malleable.ops.engines import check_engine, choose, plain
+from malleable.ops.engines.plain import output_format
+from malleable.ops.window import Pair, Window, pair
+
+
+def depth_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    assign: Tensor,
+    bias: Tensor | None = None,
+    stride: Pair = 1,
+    padding: Pair | str = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+    engine: str = "auto",
+) -> Tensor:
+    """Convolution with K kernels whose taps are weighted pixel by pixel (paper, Eq. 8).
+
+    ``y(i) = Σ_k Σ_p assign_k(i, p) · w_k(p) · x(i + p) + bias``, differentiable in every tensor.
+
+    Args:
+        x: features (N, C, H, W).
+        weight: (K·O, C / groups, kh, kw), kernel after kernel.
+        assign: what kernel k makes of tap p, (N, K, kh·kw, Hout, Wout), with every scale folded in. Cast to x's dtype.
+        bias: (O,)
+        stride, padding, dilation, groups: as for ``torch.nn.functional.conv2d``.
+        engine: ``"auto"``, or the name of one engine.
+
+    Returns:
+        (N, O, Hout, Wout), as ``conv2d`` of the same arguments.
+    """
+    window = Window.of(_kernel_size(weight), stride, padding, dilation)
+    return convolve(x, weight, assign, bias, window, groups, engine)
+
+
+def convolve(
+    x: Tensor, weight: Tensor, assign: Tensor, bias: Tensor | None, window: Window, groups: int, engine: str = "auto"
+) -> Tensor:
+    """:func:`depth_conv2d` for a caller that has a window already."""
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device)
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    assign = assign.to(x.dtype)
+    if torch.compiler.is_exporting():
+        _check_alike(x, weight=weight, assign=assign, bias=bias)
+        y = plain.forward(x, weight, assign, window, groups)
+        return y if bias is None else y + bias.view(-1, 1, 1)
+    if not torch.compiler.is_compiling() and (x.is_meta or isinstance(x, FakeTensor)):  # no kernel will see these
+        check_engine(engine)
+        check_features(x, weight, window, groups)
+        _check_assign(x, weight, assign, bias, window, groups)
+    settings = (list(window.stride), list(window.padding), list(window.dilation), groups, engine)
+    return cast(Tensor, operator(x, weight, assign, bias, *settings))
+
+
+@torch.library.custom_op("malleable::depth_conv2d", mutates_args=())
+def operator(
+    x: Tensor,
+    weight: Tensor,
+    assign: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    engine: str,
+) -> Tensor:
+    window = _check(x, weight, assign, bias, stride, padding, dilation, groups)
+    with torch.autocast(x.device.type, enabled=False):
+        y = choose(engine, x, weight, assign, window, groups).forward(x, weight, assign, window, groups)
+    if bias is not None:
+        y += bias.view(-1, 1, 1)
+    return y.contiguous(memory_format=output_format(x, weight))
+
+
+@operator.register_fake
+def _(x: Tensor, weight: Tensor, assign: Tensor, bias: Tensor | None, *settings: object) -> Tensor:
+    _check_alike(x, weight=weight, assign=assign, bias=bias)
+    shape = (x.shape[0], weight.shape[0] // assign.shape[1], *assign.shape[-2:])
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=output_format(x, weight))
+
+
+@torch.library.custom_op("malleable::depth_conv2d_backward", mutates_args=())
+def operator_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    assign: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    engine: str,
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and assign; an empty tensor stands for one that is not needed."""
+    window = _check(x, weight, assign, None, stride, padding, dilation, groups)
+    _check_alike(x, grad=grad)
+    expected = (x.shape[0], weight.shape[0] // assign.shape[1], *assign.shape[-2:])
+    check_shape("grad", grad, "(N, O, Hout, Wout)", expected)
+    if len(needs) != 3:
+        raise ValueError(f"needs must be three booleans, for x, weight and assign, got {list(needs)}")
+    wanted = (needs[0], needs[1], needs[2])
+    with torch.autocast(x.device.type, enabled=False):
+        run = choose(engine, x, weight, assign, window, groups)
+        gradients = run.backward(grad, x, weight, assign, window, groups, wanted)
+    a, b, c = (
+        t.new_empty(0) if g is None else g if g.stride() == t.stride() else torch.empty_like(t).copy_(g)
+        for g, t in zip(gradients, (x, weight, assign), strict=True)
+    )
+    return a, b, c
+
+
+@operator_backward.register_fake
+def _(grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, *settings: Any) -> tuple[Tensor, ...]:
+    _check_alike(x, weight=weight, assign=assign, grad=grad)
+    pairs = zip((x, weight, assign), settings[-1], strict=True)
+    return tuple(torch.empty_like(t) if need else t.new_empty(0) for t, need in pairs)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, assign, _, *ctx.settings = inputs
+    ctx.save_for_backward(x, weight, assign)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, assign = ctx.saved_tensors
+    needs = list(ctx.needs_input_grad[:3])
+    gradients: list[Tensor | None] = [None] * 3
+    if any(needs):
+        computed = operator_backward(grad, x, weight, assign, *ctx.settings, needs)
+        gradients = [g if need else None for g, need in zip(computed, needs, strict=True)]
+    grad_bias = grad.sum((0, 2, 3)) if ctx.needs_input_grad[3] else None
+    return (*gradients, grad_bias, *[None] * len(ctx.settings))
+
+
+operator.register_autograd(_differentiate, setup_context=_keep)
+
+
+@register_flop_formula(torch.ops.malleable.depth_conv2d)
+def _(x: Any, weight: Any, assign: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    """Two per multiply-add, as for a convolution: the products of every kernel, tap, channel and output pixel."""
+    return int(2 * prod((x[0], *weight, *assign[-2:])))
+
+
+@register_flop_formula(torch.ops.malleable.depth_conv2d_backward)
+def _(grad: Any, x: Any, weight: Any, assign: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    """One pass of products for x and assign together, one for the weights."""
+    needs = args[-1]
+    return int(2 * prod((x[0], *weight, *assign[-2:])) * ((needs[0] or needs[2]) + needs[1]))
+
+
+def _check(
+    x: Tensor,
+    weight: Tensor,
+    assign: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Window:
+    """Refuse what the operator cannot compute; the window that its lists describe."""
+    kernel_size = _kernel_size(weight)
+    if len(padding) != 4 or min(padding) < 0:
+        raise ValueError(f"padding must be four integers ≥ 0 (left, right, top, bottom), got {list(padding)}")
+    left, right, top, bottom = padding
+    window = Window(
+        kernel_size,
+        pair("stride", stride, minimum=1),
+        (left, right, top, bottom),
+        pair("dilation", dilation, minimum=1),
+    )
+    check_features(x, weight, window, groups)
+    _check_assign(x, weight, assign, bias, window, groups)
+    return window
+
+
+def check_features(x: Tensor, weight: Tensor, window: Window, groups: int) -> None:
+    """Refuse features that ``weight`` cannot be applied to."""
+    shape = x.shape
+    if len(shape) != 4:
+        raise ValueError(f"x must have shape (N, C, H, W), got {tuple(shape)}")
+    if not x.is_floating_point():
+        raise TypeError(f"x must be floating point, got {x.dtype}; convert integer images first, for example x.float()")
+    _check_devices(x, weight=weight)
+    channels, wanted = shape[1], weight.shape[1] * groups
+    if groups < 1 or channels < 1:
+        raise ValueError(f"groups and the channels of x must be at least 1, got {groups} and {channels}")
+    if channels != wanted:
+        raise ValueError(f"x must have {wanted} channels, got {channels} in {tuple(shape)}")
+    if min(window.output_size(shape[2:])) < 1:
+        raise ValueError(
+            f"x of {shape[2]}×{shape[3]} is smaller than kernel_size {window.kernel_size} with dilation "
+            f"{window.dilation}: add padding"
+        )
+
+
+def _check_assign(x: Tensor, weight: Tensor, assign: Tensor, bias: Tensor | None, window: Window, groups: int) -> None:
+    """Refuse an ``assign`` or ``bias`` that does not belong to ``x`` and ``weight``."""
+    if assign.ndim != 5:
+        raise ValueError(f"assign must have shape (N, K, taps, Hout, Wout), got {tuple(assign.shape)}")
+    rows, kernels = weight.shape[0], assign.shape[1]
+    if kernels < 1 or rows % (kernels * groups):
+        raise ValueError(
+            f"weight has {rows} rows, which {kernels} kernels (dimension 1 of assign) of {groups} groups cannot share"
+        )
+    _check_alike(x, weight=weight, assign=assign, bias=bias)
+    if bias is not None:
+        check_shape("bias", bias, "(O,)", (rows // kernels,))
+    expected = (x.shape[0], kernels, window.taps, *window.output_size(x.shape[2:]))
+    check_shape("assign", assign, "(N, K, taps, Hout, Wout)", expected)
+
+
+def _check_alike(x: Tensor, **others: Tensor | None) -> None:
+    """Refuse tensors on another device or of another dtype than x."""
+    _check_devices(x, **others)
+    dtype = x.dtype
+    for name, tensor in others.items():
+        if tensor is not None and tensor.dtype != dtype:
+            raise TypeError(f"x is {dtype} but {name} is {tensor.dtype}; cast one, or run under torch.autocast")
+
+
+def _check_devices(x: Tensor, **others: Tensor | None) -> None:
+    device = x.device
+    for name, tensor in others.items():
+        if tensor is not None and tensor.device != device:
+            raise ValueError(f"x is on {device} but {name} on {tensor.device}; move both to one device")
+
+
+def _kernel_size(weight: Tensor) -> tuple[int, int]:
+    if weight.ndim != 4:
+        raise ValueError(f"weight must have shape (K·O, C / groups, kh, kw), got {tuple(weight.shape)}")
+    return pair("kernel_size (dimensions 2 and 3 of weight)", weight.shape[2:], minimum=1)
+
+
+def check_shape(name: str, tensor: Tensor, meaning: str, expected: tuple[int, ...]) -> None:
+    if tensor.shape != expected:
+        raise ValueError(f"{name} must have shape {meaning} = {expected}, got {tuple(tensor.shape)}")
