@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -214,10 +215,22 @@ class TestBuild:
         warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
         assert len(warnings) == 1
 
+    @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other folders")
+    def test_the_cache_folder(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", "/home/me")
+        monkeypatch.setenv("XDG_CACHE_HOME", "/scratch")
+        monkeypatch.setenv("MALLEABLE_CACHE", "/chosen")
+        assert build.cache_folder() == Path("/chosen")
+        monkeypatch.delenv("MALLEABLE_CACHE")
+        assert build.cache_folder() == Path("/scratch/malleable")
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        assert build.cache_folder() == Path("/home/me/.cache/malleable")
+
     def test_no_home(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("MALLEABLE_CACHE")
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-        monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr("pwd.getpwuid", lambda _: {}["nobody"])
         reason = build.library()
         assert isinstance(reason, str)
         assert "MALLEABLE_CACHE names another place" in reason

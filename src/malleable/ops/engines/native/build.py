@@ -14,6 +14,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from platformdirs import user_cache_path
+
 logger = logging.getLogger("malleable")
 
 SOURCES = Path(__file__).parent / "csrc"
@@ -22,9 +24,9 @@ FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-
 
 def cache_folder() -> Path:
     """Where built libraries are kept: $MALLEABLE_CACHE, else malleable/ in the user's cache folder."""
-    if chosen := os.environ.get("MALLEABLE_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "malleable"
+    chosen = os.environ.get("MALLEABLE_CACHE")
+    # Without a home folder older platformdirs leave a ~ in the path, which expanduser refuses.
+    return Path(chosen) if chosen else user_cache_path("malleable", appauthor=False).expanduser()
 
 
 @functools.lru_cache(maxsize=1)
