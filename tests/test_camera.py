@@ -49,19 +49,6 @@ def test_unequal_scaling_gives_the_mean_focal_length() -> None:
     assert camera.focal == pytest.approx((250 + 1000) / 2)
 
 
-def test_batches_change_like_their_members() -> None:
-    cameras = [CAMERA, Camera(300.0, 310.0, 310.0, 250.0, (480, 640))]
-    batch = Camera.stack(cameras).resize((240, 320)).crop(4, 8, 200, 300).hflip()
-    singles = [c.resize((240, 320)).crop(4, 8, 200, 300).hflip() for c in cameras]
-    for name in ("fx", "fy", "cx", "cy", "focal"):
-        torch.testing.assert_close(getattr(batch, name), torch.tensor([getattr(c, name) for c in singles]))
-
-
-def test_cameras_of_different_sizes_do_not_stack() -> None:
-    with pytest.raises(ValueError, match="one image size"):
-        Camera.stack([CAMERA, CAMERA.scale(0.5)])
-
-
 @pytest.mark.parametrize("wrong", [{"fx": 0.0}, {"fy": -1.0}, {"fx": float("nan")}, {"size": (0, 640)}])
 def test_wrong_cameras_are_refused(wrong: dict[str, object]) -> None:
     values = {"fx": 500.0, "fy": 500.0, "cx": 320.0, "cy": 240.0, "size": (480, 640), **wrong}

@@ -31,14 +31,13 @@ def to_metres(raw: Tensor, unit: str | float) -> Tensor:
 class Camera:
     """Focal lengths and principal point in pixels of an image of ``size`` (height, width).
 
-    Pixel centres lie on whole numbers: (0, 0) is the centre of the first pixel. The four numbers are floats for one
-    camera and tensors of shape (N,) for a batch of cameras, see :meth:`stack`.
+    Pixel centers lie on whole numbers: (0, 0) is the center of the first pixel.
     """
 
-    fx: float | Tensor
-    fy: float | Tensor
-    cx: float | Tensor
-    cy: float | Tensor
+    fx: float
+    fy: float
+    cx: float
+    cy: float
     size: tuple[int, int]
 
     def __post_init__(self) -> None:
@@ -46,13 +45,12 @@ class Camera:
             raise ValueError(f"size must be (height, width), both at least 1, got {self.size}")
         for name in ("fx", "fy"):
             value = getattr(self, name)
-            positive = bool((value > 0).all()) if isinstance(value, Tensor) else value > 0
-            if not positive:
+            if not value > 0:
                 raise ValueError(f"{name} must be a positive focal length in pixels, got {value}")
 
     @property
-    def focal(self) -> float | Tensor:
-        """The one focal length that Eq. 1 needs: the mean of fx and fy. A float, or (N,) for a batch."""
+    def focal(self) -> float:
+        """The one focal length that Eq. 1 needs: the mean of fx and fy."""
         return (self.fx + self.fy) / 2
 
     def resize(self, size: Sequence[int]) -> Camera:
@@ -89,7 +87,7 @@ class Camera:
         return replace(self, cy=self.size[0] - 1 - self.cy)
 
     def back_project(self, depth: Tensor) -> Tensor:
-        """Depth (H, W) in metres → points (3, H, W): x to the right, y down, z away from this one camera."""
+        """Depth (H, W) in metres → points (3, H, W): x to the right, y down, z away from the camera."""
         if tuple(depth.shape) != tuple(self.size):
             raise ValueError(f"depth must have the camera's size {tuple(self.size)}, got {tuple(depth.shape)}")
         y = torch.arange(depth.shape[0], dtype=depth.dtype, device=depth.device).view(-1, 1)
@@ -111,19 +109,7 @@ class Camera:
         return cls(fx, fy, cx, cy, (int(numbers["height"]), int(numbers["width"])))
 
     def to_dict(self) -> dict[str, float]:
-        """What :meth:`from_dict` reads; for one camera, not a batch."""
+        """What :meth:`from_dict` reads."""
         height, width = self.size
         numbers = {name: float(getattr(self, name)) for name in ("fx", "fy", "cx", "cy")}
         return {"width": width, "height": height, **numbers}
-
-    @classmethod
-    def stack(cls, cameras: Sequence[Camera]) -> Camera:
-        """One batched camera, numbers of shape (N,), from N cameras of images of one size."""
-        sizes = {camera.size for camera in cameras}
-        if len(sizes) != 1:
-            raise ValueError(f"cameras must all have one image size to be stacked, got {sorted(sizes)}")
-        fx, fy, cx, cy = (
-            torch.stack([torch.as_tensor(getattr(camera, name), dtype=torch.float32) for camera in cameras])
-            for name in ("fx", "fy", "cx", "cy")
-        )
-        return cls(fx, fy, cx, cy, sizes.pop())

@@ -56,7 +56,7 @@ def main() -> None:
     for world, depth in DEPTH.items():
         rows = {row["name"]: row["runs"] for row in read_json(HERE / world / "results.json")["rows"]}
         seeds = [learned(run["receptive_field"]) for run in rows[ROW].values()]
-        focal = float(open_dataset(world, "val")[0].camera.focal)
+        focal = open_dataset(world, "val")[0].camera.focal
         for stage in zip(*seeds, strict=True):
             cells, cell = [width(seeing) for seeing in stage], grid_unit(stage[0], depth, focal)
             temperatures = shown(Average.of(seeing.layer.temperature.item() for seeing in stage))

@@ -50,7 +50,7 @@ def test_onnx_agrees_with_pytorch_at_other_sizes(tmp_path: Path) -> None:
     }
     sample = mb.data.SyntheticScenes(size=(60, 45), length=1)[0]
     normalised = eval_transform()(sample)
-    focal = torch.tensor([float(sample.camera.focal)])
+    focal = torch.tensor([sample.camera.focal])
     arrays = {"image": sample.image[None].numpy(), "depth": sample.depth[None].numpy(), "focal": focal.numpy()}
     with torch.no_grad():
         expected = net(normalised.image[None].as_subclass(Tensor), sample.depth[None].as_subclass(Tensor), focal)
@@ -91,7 +91,7 @@ def test_torch_program_of_a_whole_network(tmp_path: Path, capsys: pytest.Capture
     program = torch.export.load(path).module()
     sample = mb.data.SyntheticScenes(size=(50, 70), length=1)[0]
     normalised = eval_transform()(sample)
-    focal = torch.tensor([float(sample.camera.focal)])
+    focal = torch.tensor([sample.camera.focal])
     with torch.no_grad():
         expected = load_trained(run).net(normalised.image[None], depth=sample.depth[None], focal=focal)
         actual = program(sample.image[None].as_subclass(Tensor), sample.depth[None].as_subclass(Tensor), focal)

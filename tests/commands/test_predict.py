@@ -25,7 +25,7 @@ from malleable.inference.load import load_trained
 from malleable.inference.probabilities import probabilities
 
 DATA = scenes()
-FOCAL = float(DATA[0].camera.focal)
+FOCAL = DATA[0].camera.focal
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional as F
 
 from malleable import Camera
 from malleable.data.sample import Sample
-from malleable.data.tv_tensors import IGNORE, Depth, Intrinsics, nearest, to_camera
+from malleable.data.tv_tensors import IGNORE, Depth, nearest
 
 
 def numbered(height: int, width: int, **camera: float) -> Sample:
@@ -176,14 +176,6 @@ def test_colour_transforms_touch_the_image_only():
 def test_a_camera_is_followed_in_any_container():
     entries = {"picture": tv_tensors.Image(torch.zeros(3, 10, 20)), "lens": [Camera(10.0, 10.0, 9.5, 4.5, (10, 20))]}
     assert v2.Resize((20, 40))(entries)["lens"] == [Camera(20.0, 20.0, 19.5, 9.5, (20, 40))]
-
-
-def test_a_batched_camera_survives_the_round_trip():
-    cameras = Camera.stack([Camera(10.0, 11.0, 4.0, 5.0, (10, 20)), Camera(30.0, 31.0, 6.0, 7.0, (10, 20))])
-    again = to_camera(Intrinsics.of(cameras))
-    assert again.size == (10, 20)
-    assert torch.equal(again.fx, cameras.fx)
-    assert torch.equal(again.cy, cameras.cy)
 
 
 def test_plain_tensors_need_no_wrapping_by_the_user():

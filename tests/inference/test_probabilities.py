@@ -75,7 +75,7 @@ def test_the_camera_and_depth_follow_the_scale() -> None:
     seen = []
     net.register_forward_pre_hook(lambda _, __, kwargs: seen.append(kwargs["depth"]), with_kwargs=True)
     scores = probabilities(net, SAMPLE, Protocol(scales=(0.5, 1.0, 1.5)))
-    focal = float(SAMPLE.camera.focal)
+    focal = SAMPLE.camera.focal
     assert [shape[-2:] for shape, _ in net.calls] == [(12, 16), (24, 32), (36, 48)]
     assert [f for _, (f,) in net.calls] == pytest.approx([focal / 2, focal, focal * 1.5])
     values = set(SAMPLE.depth.flatten().tolist())

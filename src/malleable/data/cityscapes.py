@@ -79,7 +79,7 @@ class Cityscapes(SampleDataset):
         for name, found in (("disparity", tuple(counts.shape)), ("label", tuple(label.shape))):
             if found != size:
                 raise ValueError(f"{id}: {name} is {found} but the image {size}; they must cover the same pixels")
-        return Sample(image, depth_of_disparity(counts, baseline, float(camera.fx))[None], label, camera, id)
+        return Sample(image, depth_of_disparity(counts, baseline, camera.fx)[None], label, camera, id)
 
     def _path(self, kind: str, id: str, suffix: str) -> Path:
         return self.root / kind / self.split / id.split("_")[0] / f"{id}_{suffix}"

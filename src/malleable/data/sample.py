@@ -123,5 +123,5 @@ def collate(samples: Sequence[Sample]) -> Batch:
     )
     if not image.is_floating_point():
         raise TypeError(f"images must be normalised float32 to be batched, got {image.dtype}; add eval_transform()")
-    focal = torch.tensor([float(sample.camera.focal) for sample in samples], dtype=torch.float32)
+    focal = torch.tensor([sample.camera.focal for sample in samples], dtype=torch.float32)
     return Batch(image, depth, label, focal, [sample.id for sample in samples])

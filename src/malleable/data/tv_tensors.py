@@ -32,21 +32,18 @@ class Label(tv_tensors.Mask):  # type: ignore[misc]
 
 
 class Intrinsics(tv_tensors.TVTensor):  # type: ignore[misc]
-    """A :class:`Camera` while it travels through a transform: (..., 6) fx, fy, cx, cy, height, width."""
+    """A :class:`Camera` while it travels through a transform: (6,) fx, fy, cx, cy, height, width."""
 
     @classmethod
     def of(cls, camera: Camera) -> Intrinsics:
-        dtype = None if isinstance(camera.fx, Tensor) else torch.float64
-        numbers = [torch.as_tensor(n, dtype=dtype) for n in (camera.fx, camera.fy, camera.cx, camera.cy)]
-        size = [numbers[0].new_tensor(n).expand_as(numbers[0]) for n in camera.size]
-        return torch.stack([*numbers, *size], dim=-1).as_subclass(cls)
+        numbers = (camera.fx, camera.fy, camera.cx, camera.cy, *camera.size)
+        return torch.tensor(numbers, dtype=torch.float64).as_subclass(cls)
 
 
 def to_camera(intrinsics: Tensor) -> Camera:
     """The camera that :meth:`Intrinsics.of` was made from."""
-    *numbers, height, width = intrinsics.as_subclass(Tensor).unbind(-1)
-    fx, fy, cx, cy = (number.item() if number.ndim == 0 else number for number in numbers)
-    return Camera(fx, fy, cx, cy, (int(height.max()), int(width.max())))
+    fx, fy, cx, cy, height, width = intrinsics.tolist()
+    return Camera(fx, fy, cx, cy, (int(height), int(width)))
 
 
 def _unflatten(leaves: Iterable[Any], _: object) -> Any:

@@ -239,7 +239,7 @@ def neighbours(seeing: Seeing, sample: Sample, pixel: tuple[int, int] | None = N
 
 
 def _geometry(sample: Sample) -> Geometry:
-    return Geometry(sample.depth.as_subclass(Tensor)[None], float(sample.camera.focal))
+    return Geometry(sample.depth.as_subclass(Tensor)[None], sample.camera.focal)
 
 
 def _numpy(tensor: Tensor) -> Array:

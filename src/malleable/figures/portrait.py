@@ -154,7 +154,7 @@ class Portrait:
         if depth is None:
             known = self.samples[0].depth[self.samples[0].depth > 0]
             depth = _OUTDOOR if len(known) and known.median() > _BETWEEN else _INDOOR
-        return depth, float(self.samples[0].camera.focal) if focal is None else focal
+        return depth, self.samples[0].camera.focal if focal is None else focal
 
     def assigning_functions(self) -> Figure:
         from malleable.figures.curves import Assigning, assigning_functions
