@@ -13,7 +13,7 @@ from pathlib import Path
 from malleable.files import read_json
 from malleable.reports.statistics import Average, decimal, shown, shown_p
 from malleable.reports.tally import markdown
-from malleable.runs.scores import FIGURES
+from malleable.runs.scores import SCORES
 
 RESULTS = Path(__file__).with_name("results.json")
 BASELINE, ORDER = "RGB baseline", "malleable K=3"
@@ -25,7 +25,7 @@ Row = dict[str, dict[str, float]]
 def read() -> dict[str, Row]:
     """The rows that have several seeds."""
     return {
-        row["name"]: {seed: {name: run[name] for name in FIGURES} | run["iou"] for seed, run in row["runs"].items()}
+        row["name"]: {seed: {name: run[name] for name in SCORES} | run["iou"] for seed, run in row["runs"].items()}
         for row in read_json(RESULTS)["rows"]
         if len(row["runs"]) > 1
     }
@@ -40,14 +40,14 @@ def gain(row: Row, other: Row, name: str) -> Average:
 
 def main() -> None:
     rows = read()
-    cells = [["", *(cell for figure in FIGURES.values() for cell in (figure, "p"))]]
+    cells = [["", *(cell for figure in SCORES.values() for cell in (figure, "p"))]]
     for other, row in combinations(rows, 2):
-        gains = [gain(rows[row], rows[other], name) for name in FIGURES]
+        gains = [gain(rows[row], rows[other], name) for name in SCORES]
         cells.append([f"{row} − {other}", *(cell for each in gains for cell in (shown(each, "+"), shown_p(each)))])
     print(markdown(cells))
 
     baseline = rows.pop(BASELINE)
-    names = [name for name in next(iter(baseline.values())) if name not in FIGURES]
+    names = [name for name in next(iter(baseline.values())) if name not in SCORES]
     names.sort(key=lambda name: -gain(rows[ORDER], baseline, name).mean)
     cells = [[f"IoU above {BASELINE}", *rows, f"p of {ORDER}"]]
     for name in names:

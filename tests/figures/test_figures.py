@@ -67,7 +67,7 @@ def rebalancing() -> Figure:
 
 def training() -> Figure:
     steps = np.arange(1.0, 4)
-    return figures.training({"a": {"loss": (steps, 3 / steps), "val/miou": (steps, steps)}, "b": {}})
+    return figures.training({"a": {"loss": (steps, 3 / steps), "miou": (steps, steps)}, "b": {}})
 
 
 def receptive_field_path() -> Figure:

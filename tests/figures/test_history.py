@@ -10,7 +10,7 @@ import torch
 
 from malleable.figures.history import curves, field_paths
 from malleable.models import DeepLabV3Plus
-from malleable.runs.log import receptive_fields
+from malleable.runs.log import Row, receptive_fields
 
 
 def write(folder: Path, *rows: dict[str, float]) -> Path:
@@ -23,7 +23,7 @@ def test_curves_have_only_the_steps_that_measured_them(tmp_path: Path) -> None:
     found = curves(run)
     assert {name: [part.tolist() for part in curve] for name, curve in found.items()} == {
         "loss": [[1, 2], [3, 2]],
-        "val/miou": [[2], [40]],
+        "miou": [[2], [40]],
     }
     assert curves(tmp_path / "nothing") == {}
 
@@ -36,7 +36,9 @@ def test_paths_are_what_the_journal_wrote(tmp_path: Path) -> None:
         layer.centers += torch.arange(13)  # type: ignore[operator]
         layer.rebalance += torch.arange(11)  # type: ignore[operator]
     layer.temperature = 2.0  # type: ignore[assignment]
-    write(tmp_path, {"step": 1, **first}, {"step": 1, "val/miou": 3.0}, {"step": 5, **receptive_fields(net)})
+    last = receptive_fields(net)
+    rows = [Row(1, receptive_fields=first), Row(1, scores={"miou": 3.0}), Row(5, receptive_fields=last)]
+    write(tmp_path, *({"step": row.step, **row.columns()} for row in rows))
     paths = field_paths(tmp_path)
     assert list(paths) == ["layer1.0.conv1", "layer4.0.conv1"]
     path = paths["layer4.0.conv1"]

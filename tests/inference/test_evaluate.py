@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from helpers.toys import Depths, scenes, write_run
 from malleable import cli
+from malleable.commands.evaluate import show
 from malleable.data import FolderWriter
 from malleable.inference.evaluate import evaluate_network
 from malleable.inference.load import load_trained, save_trained
 from malleable.inference.probabilities import probabilities
-from malleable.runs.scores import Protocol, Results
+from malleable.runs.scores import Protocol, Scores
 
 DATA = scenes()
 
@@ -66,14 +67,15 @@ def test_a_perfect_network_scores_100() -> None:
 
 def test_counts_agree_with_a_loop_over_pixels() -> None:
     net = Depths(len(DATA.classes))
-    options = {"scales": (0.5, 1.0), "flip": True, "window": (16, 16)}
-    results = evaluate_network(net, DATA, **options)  # type: ignore[arg-type]
+    protocol = Protocol(scales=(0.5, 1.0), flip=True, window=(16, 16))
+    results = evaluate_network(net, DATA, protocol)
     table = [[0] * len(DATA.classes) for _ in DATA.classes]
     for index in range(len(DATA)):
-        guesses = probabilities(net, DATA[index], Protocol(**options)).argmax(0).flatten().tolist()  # type: ignore[arg-type]
+        guesses = probabilities(net, DATA[index], protocol).argmax(0).flatten().tolist()
         for guess, truth in zip(guesses, DATA[index].label.flatten().tolist(), strict=True):
             if truth != 255:
                 table[truth][guess] += 1
+    assert results.confusion is not None
     assert results.confusion.tolist() == table
     hits = sum(table[i][i] for i in range(len(table)))
     assert results.pixel_accuracy == pytest.approx(100 * hits / sum(map(sum, table)))
@@ -232,7 +234,7 @@ def test_outputs_do_not_replace_each_other(
 
 def test_names_of_classes_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     iou: dict[str, float | None] = {"[wall]": 1.0, "[/x]": 2.0}
-    Results(1.0, 1.0, 1.0, iou, iou, torch.eye(2), "tiny", "val", Protocol(), None).print()
+    show(Scores(1.0, 1.0, 1.0, iou, "tiny", "val", Protocol(), None, accuracy=iou))
     assert {"[wall]", "[/x]"} <= set(capsys.readouterr().out.split())
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import csv as csv_format
+import io
 import json as json_format
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from malleable.data.open import open_dataset
 from malleable.files import check_free, write_whole
 from malleable.inference.evaluate import evaluate_network
 from malleable.inference.load import load_trained
-from malleable.runs.scores import Protocol
+from malleable.runs.scores import RESULTS, Protocol, Scores
 
 
 def evaluate(
@@ -35,7 +38,7 @@ def evaluate(
         checkpoint: a checkpoint, a run's folder, or a folder with model.safetensors and config.json.
         dataset: a folder with dataset.json, Cityscapes' tree, rooms or streets; the one it was trained on by default.
         split: of the data set; the one that training validated on by default.
-        scales: for multi-scale figures, for example --scales 0.75 1 1.25; the camera is rescaled with the image.
+        scales: for multi-scale scores, for example --scales 0.75 1 1.25; the camera is rescaled with the image.
         flip: show every scale mirrored as well; probabilities are averaged.
         window: height and width of a window that slides over the image instead of the whole image at once.
         overlap: the least share of a window that its neighbour sees too.
@@ -54,7 +57,7 @@ def evaluate(
     if dataset is None:
         raise ValueError(f"{checkpoint} does not say what it was trained on; add --dataset FOLDER and --split NAME")
     split = split or (data.val if data is not None else "val")
-    results_path = Path(out) if out is not None else trained.run / "results.json" if trained.run is not None else None
+    results_path = Path(out) if out is not None else trained.run / RESULTS if trained.run is not None else None
     files = [Path(file) for file in (results_path, csv, confusion) if file is not None]
     for file in files:
         check_free(file, overwrite)
@@ -63,25 +66,63 @@ def evaluate(
     samples = open_dataset(dataset, split)
     if len(samples.classes) == len(trained.classes) and tuple(samples.classes) != trained.classes:
         print(f"note: the classes of {samples.name} have other names than those of training", file=sys.stderr)
-    results = evaluate_network(
-        trained.net,
-        samples,
-        scales=protocol.scales,
-        flip=flip,
-        window=window,
-        overlap=overlap,
-        split=split,
-        step=trained.step,
-        workers=workers,
-        progress=True,
+    scores = evaluate_network(
+        trained.net, samples, protocol, split=split, step=trained.step, workers=workers, progress=True
     )
+    found = json_format.dumps(scores.to_dict(), indent=1)
     if results_path is not None:
-        write_whole(results_path, (json_format.dumps(results.to_dict(), indent=1) + "\n").encode())
+        write_whole(results_path, f"{found}\n".encode())
     if csv is not None:
-        write_whole(Path(csv), results.to_csv().encode())
+        write_whole(Path(csv), classes_csv(scores).encode())
     if confusion is not None:
-        write_whole(Path(confusion), results.confusion_csv().encode())
+        write_whole(Path(confusion), confusion_csv(scores).encode())
     if json:
-        print(json_format.dumps(results.to_dict(), indent=1))
+        print(found)
     else:
-        results.print()
+        show(scores)
+
+
+def classes_csv(scores: Scores) -> str:
+    """Give a line per class, one of the means and one over all pixels, each with the setting it was measured in."""
+    means = [("mean", scores.miou, scores.mean_accuracy), ("all pixels", None, scores.pixel_accuracy)]
+    lines = [(name, scores.iou[name], scores.accuracy[name]) for name in scores.iou]
+    setting = (scores.dataset, scores.split, str(scores.protocol), scores.step)
+    heading = ["dataset", "split", "setting", "step", "class", "iou", "accuracy"]
+    return _csv(heading, ([*setting, *line] for line in lines + means))
+
+
+def confusion_csv(scores: Scores) -> str:
+    """Give the pixels by true class (line) and predicted class (column)."""
+    assert scores.confusion is not None
+    names, title = list(scores.iou), f"{scores.dataset} {scores.split}, {scores.protocol}: true class"
+    lines = zip(names, scores.confusion.tolist(), strict=True)
+    return _csv([title, *names], ([name, *pixels] for name, pixels in lines))
+
+
+def show(scores: Scores) -> None:
+    """Print a table of all classes."""
+    from rich.console import Console
+    from rich.table import Table
+
+    step = "" if scores.step is None else f", step {scores.step}"
+    table = Table(title=f"{scores.dataset} {scores.split}{step}: {scores.protocol}", caption="percent")
+    for heading in ("class", "IoU", "accuracy"):
+        table.add_column(heading, justify="left" if heading == "class" else "right", no_wrap=True)
+    for name in scores.iou:
+        table.add_row(name, _shown(scores.iou[name]), _shown(scores.accuracy[name]))
+    table.add_section()
+    table.add_row("mean", _shown(scores.miou), _shown(scores.mean_accuracy))
+    table.add_row("all pixels", "", _shown(scores.pixel_accuracy))
+    Console(markup=False, emoji=False).print(table)
+
+
+def _shown(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _csv(header: list[str], lines: Iterable[Iterable[object]]) -> str:
+    text = io.StringIO()
+    writer = csv_format.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(lines)
+    return text.getvalue()

@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from malleable.figures.diagram import Stage, network
+from malleable.figures.history import CURVES
 from malleable.figures.pictures import feature_maps, neighbours, qualitative
 from malleable.figures.style import (
     DASHES,
@@ -49,8 +50,6 @@ __all__ = [
     "save",
     "training",
 ]
-
-_CURVES = {"loss": "training loss", "lr": "learning rate", "val/miou": "validation mIoU (%)"}
 
 
 @dataclass(frozen=True)
@@ -198,9 +197,9 @@ def training(runs: Mapping[str, Mapping[str, tuple[Array, Array]]]) -> Figure:
     """How runs went.
 
     Args:
-        runs: shown name → of ``loss``, ``lr`` and ``val/miou`` those there are → (steps, values), both (S,).
+        runs: shown name → of ``loss``, ``lr`` and ``miou`` those there are → (steps, values), both (S,).
     """
-    kinds = [kind for kind in _CURVES if any(kind in curves for curves in runs.values())]
+    kinds = [kind for kind in CURVES if any(kind in curves for curves in runs.values())]
     figure = new_figure(max(5.0, 3.6 * len(kinds)), 3.2 + 0.22 * (len(runs) > 1) * -(-len(runs) // 3))
     panels = figure.subplots(1, len(kinds), squeeze=False, sharex=True)[0]
     lines: dict[str, Any] = {}
@@ -208,10 +207,10 @@ def training(runs: Mapping[str, Mapping[str, tuple[Array, Array]]]) -> Figure:
         for number, (name, curves) in enumerate(runs.items()):
             if kind in curves:
                 steps, values = curves[kind]
-                marker = "o" if kind == "val/miou" or len(steps) == 1 else None
+                marker = "o" if kind == "miou" or len(steps) == 1 else None
                 (lines[name],) = panel.plot(steps, values, color=LINES[number % len(LINES)], marker=marker,
                     linestyle=DASHES[number // len(LINES) % len(DASHES)], markersize=4)  # fmt: skip
-        panel.set(title=_CURVES[kind], xlabel="step")
+        panel.set(title=CURVES[kind], xlabel="step")
         panel.set_ylim(bottom=0)
         panel.set_xlim(left=0)
         panel.locator_params(axis="x", nbins=5)

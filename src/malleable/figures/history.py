@@ -1,50 +1,41 @@
-"""What metrics.jsonl tells about the course of a run, as arrays."""
+"""What a run's log tells about its course, as arrays."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from malleable.runs.log import METRICS, SCORE, read_metrics
+from malleable.runs.log import read_log
 
 Array = npt.NDArray[Any]
 
-_CENTER = re.compile(r"receptive_field/(.+)/center_(\d+)")
+CURVES = {"loss": "training loss", "lr": "learning rate", "miou": "validation mIoU (%)"}
+"""What is drawn of a run's course → what figures call it."""
 
 
 def curves(run: Path) -> dict[str, tuple[Array, Array]]:
-    """Of ``loss``, ``lr`` and ``val/miou`` those that were measured in ``run`` → (steps, values), both (S,)."""
-    rows = read_metrics(run / METRICS)
-    found = {}
-    for name in ("loss", "lr", SCORE):
-        points = np.array([(row["step"], row[name]) for row in rows if name in row], float)
-        if len(points):
-            found[name] = (points[:, 0], points[:, 1])
-    return found
+    """Give those of ``CURVES`` that were measured in ``run`` → (steps, values), both (S,)."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for row in read_log(run):
+        for name, value in {**row.training, **row.scores}.items():
+            points.setdefault(name, []).append((row.step, value))
+    arrays = {name: np.array(points[name], float) for name in CURVES if name in points}
+    return {name: (array[:, 0], array[:, 1]) for name, array in arrays.items()}
 
 
 def field_paths(run: Path) -> dict[str, dict[str, Array]]:
-    """Layer → ``steps`` (S,), ``centers`` (S, K + 2), ``temperature`` (S,) and ``scales`` (S, K) of the run."""
-    rows = [row for row in read_metrics(run / METRICS) if any(map(_CENTER.fullmatch, row))]
-    borders: dict[str, int] = {}
-    for match in filter(None, (_CENTER.fullmatch(key) for row in rows for key in row)):
-        borders[match[1]] = max(int(match[2]), borders.get(match[1], 0))  # K + 1
-
-    def values(layer: str, names: Iterable[str]) -> Array:
-        keys = [f"receptive_field/{layer}/{name}" for name in names]
-        return np.array([[row.get(key, np.nan) for key in keys] for row in rows], float)
-
-    return {
-        layer: {
-            "steps": np.array([row["step"] for row in rows], float),
-            "centers": values(layer, (f"center_{k}" for k in range(border + 1))),
-            "temperature": values(layer, ["temperature"])[:, 0],
-            "scales": values(layer, (f"scale_{k}" for k in range(1, border))),
+    """Give layer → ``steps`` (S,), ``centers`` (S, K + 2), ``temperature`` (S,) and ``scales`` (S, K) of the run."""
+    rows = [row for row in read_log(run) if row.receptive_fields]
+    paths = {}
+    for layer in dict.fromkeys(layer for row in rows for layer in row.receptive_fields):
+        learned = [(row.step, row.receptive_fields[layer]) for row in rows if layer in row.receptive_fields]
+        paths[layer] = {
+            "steps": np.array([step for step, _ in learned], float),
+            "centers": np.array([field.centers for _, field in learned]),
+            "temperature": np.array([field.temperature for _, field in learned]),
+            "scales": np.array([field.scales for _, field in learned]),
         }
-        for layer, border in borders.items()
-    }
+    return paths

@@ -1,4 +1,4 @@
-"""``malleable evaluate``: mIoU and accuracies of a network on a data set, as table, JSON and CSV."""
+"""Compare what a network says about every sample of a data set with the labels."""
 
 from __future__ import annotations
 
@@ -12,38 +12,35 @@ from malleable.data.sample import Sample, SampleDataset
 from malleable.inference.confusion import Confusion
 from malleable.inference.probabilities import probabilities
 from malleable.progress import parallel_map, with_progress
-from malleable.runs.scores import Protocol, Results
+from malleable.runs.scores import Protocol, Scores
 
 
 def evaluate_network(
     net: nn.Module,
     dataset: SampleDataset,
+    protocol: Protocol | None = None,
     *,
-    scales: tuple[float, ...] = (1.0,),
-    flip: bool = False,
-    window: tuple[int, int] | None = None,
-    overlap: float = 1 / 3,
     split: str | None = None,
     step: int | None = None,
     workers: int = 1,
     progress: bool = False,
     after_each: Callable[[], None] | None = None,
-) -> Results:
+) -> Scores:
     """Compare ``net``'s classes with the labels of every sample, at the labels' size.
 
-    In a process group every process takes its share of the samples and all get the same results. ``net`` is evaluated
+    In a process group every process takes its share of the samples and all get the same scores. ``net`` is evaluated
     in eval mode and left in the mode it was in.
 
     Args:
         net: called as ``net(image, depth=..., focal=...)``; its logits have one channel per class of ``dataset``.
-        scales, flip, window, overlap: see :class:`malleable.inference.probabilities.Protocol`.
-        split: its name in the results; the data set's own if it knows it.
-        step: of the network's training, for the results.
+        protocol: how images are shown to it; whole, at one scale by default.
+        split: its name in the scores; the data set's own if it knows it.
+        step: of the network's training, for the scores.
         workers: threads that read samples ahead.
         progress: show how far it has come.
         after_each: called after each sample, equally often in all processes of a group; may raise to leave.
     """
-    protocol = Protocol(tuple(scales), flip, window, overlap)
+    protocol = protocol or Protocol()
     split = str(getattr(dataset, "split", "")) if split is None else split
     rank, processes = 0, 1
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -73,8 +70,8 @@ def evaluate_network(
         net.train(training)
     confusion.reduce()
     if not confusion.counts.any():
-        raise ValueError(f"{dataset.name}{f'/{split}' if split else ''} has no labelled pixel, so no figure exists")
-    return Results(
+        raise ValueError(f"{dataset.name}{f'/{split}' if split else ''} has no labelled pixel, so there are no scores")
+    return Scores(
         miou=100 * confusion.miou,
         pixel_accuracy=100 * confusion.pixel_accuracy,
         mean_accuracy=100 * confusion.mean_accuracy,

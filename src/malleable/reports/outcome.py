@@ -5,51 +5,22 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
 from malleable.data.open import open_dataset
 from malleable.data.sample import SampleDataset
-from malleable.files import read_json
 from malleable.models.cost import Cost, measure
 from malleable.reports.statistics import Average
 from malleable.runs.config import Config, ModelConfig, build_network
 from malleable.runs.folder import SETTINGS, essence, read_config
-from malleable.runs.log import METRICS, SCORE, read_metrics
-from malleable.runs.scores import FIGURES, Protocol
-
-RESULTS = "results.json"
-_REMARKS = {"nyudv2-half": "half-size, 8-bit-recovered depth"}
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Figures in percent (NaN if there is none), how they were measured, and the file that says so.
-
-    ``iou`` has an entry per class, None for one that is neither in labels nor predictions.
-    """
-
-    miou: float
-    pixel_accuracy: float
-    mean_accuracy: float
-    iou: Mapping[str, float | None]
-    dataset: str
-    split: str
-    protocol: Protocol
-    step: int | None
-    source: str
-
-    @property
-    def setting(self) -> str:
-        """Figures of one setting may be compared."""
-        remark = f" ({_REMARKS[self.dataset]})" if self.dataset in _REMARKS else ""
-        return f"{self.dataset} {self.split}{remark}, {self.protocol}"
+from malleable.runs.log import Row, read_log
+from malleable.runs.scores import RESULTS, SCORES, Protocol, Scores
 
 
 @dataclass(frozen=True)
@@ -60,7 +31,7 @@ class Run:
     config: Config
     yaml: str
     dataset: SampleDataset | str
-    measured: Measured | None
+    measured: Scores | None
     step: int
     images_per_second: float | None
 
@@ -107,21 +78,21 @@ class Group:
         return self.runs[0].config
 
     @cached_property
-    def counted(self) -> list[tuple[Run, Measured]]:
+    def counted(self) -> list[tuple[Run, Scores]]:
         """Its runs that were measured alike and after as many steps, with their figures: the largest such set."""
         found = [(run, run.measured) for run in self.runs if run.measured is not None]
         most = Counter((each.setting, each.step) for _, each in found).most_common(1)
         return [(run, each) for run, each in found if (each.setting, each.step) == most[0][0]]
 
     @property
-    def measured(self) -> list[Measured]:
+    def measured(self) -> list[Scores]:
         return [each for _, each in self.counted]
 
     @property
     def setting(self) -> str | None:
         return self.measured[0].setting if self.measured else None
 
-    def average(self, figure: Callable[[Measured], float | None]) -> Average | None:
+    def average(self, figure: Callable[[Scores], float | None]) -> Average | None:
         """Of a figure of its runs; None if no run has it."""
         return Average.of(value for each in self.measured if (value := figure(each)) is not None)
 
@@ -177,12 +148,14 @@ def read_run(folder: Path, evaluated: bool = True) -> Run:
         dataset: SampleDataset | str = open_dataset(config.data.root, config.data.val)
     except (ValueError, OSError) as error:
         dataset = str(error)
-    rows = read_metrics(folder / METRICS)
-    measured, validated = _results(folder / RESULTS) if evaluated else None, _last_validation(rows, config, dataset)
+    rows = read_log(folder)
+    results = folder / RESULTS
+    measured = Scores.read(results) if evaluated and results.is_file() else None
+    validated = _last_validation(rows, config, dataset)
     if measured is None or (validated is not None and _later(validated, measured)):
         measured = validated
-    steps = [row["step"] for row in rows] + [measured.step or 0 if measured is not None else 0]
-    speeds = [row["images_per_second"] for row in rows if "images_per_second" in row]
+    steps = [row.step for row in rows] + [measured.step or 0 if measured is not None else 0]
+    speeds = [speed for row in rows if (speed := row.training.get("images_per_second")) is not None]
     return Run(folder, config, path.read_text(encoding="utf-8"), dataset, measured, max(steps),
                median(speeds) if speeds else None)  # fmt: skip
 
@@ -219,39 +192,18 @@ def method_name(model: ModelConfig) -> str:
     return f"{several[model.conv]} K={model.kernels}" if model.conv in several else "depth-aware"
 
 
-def _results(path: Path) -> Measured | None:
-    """What ``malleable evaluate`` wrote, None if it did not."""
-    if not path.is_file():
-        return None
-    values = read_json(path)
-    try:
-        miou, pixels, classes = (float(values[key]) for key in FIGURES)
-        iou = {str(name): None if value is None else float(value) for name, value in values["iou"].items()}
-        window = values.get("window")
-        protocol = Protocol(tuple(values["scales"]), values["flip"], None if window is None else tuple(window))
-        step = None if values["step"] is None else int(values["step"])
-        name, split = str(values["dataset"]), str(values["split"])
-        return Measured(miou, pixels, classes, iou, name, split, protocol, step, RESULTS)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path} is not what malleable evaluate writes ({error}); evaluate the run again") from error
-
-
-def _later(one: Measured, other: Measured) -> bool:
+def _later(one: Scores, other: Scores) -> bool:
     """Whether it is known to be of a later step."""
     return one.step is not None and other.step is not None and one.step > other.step
 
 
-def _last_validation(
-    rows: Sequence[Mapping[str, Any]], config: Config, dataset: SampleDataset | str
-) -> Measured | None:
-    row = next((row for row in reversed(rows) if SCORE in row), None)
+def _last_validation(rows: Sequence[Row], config: Config, dataset: SampleDataset | str) -> Scores | None:
+    row = next((row for row in reversed(rows) if row.miou is not None), None)
     if row is None:
         return None
-    prefix = "val/iou/"
-    iou: dict[str, Any] = {key.removeprefix(prefix): row[key] for key in row if key.startswith(prefix)}
-    miou, pixels, classes = (row.get(f"val/{key}", math.nan) for key in FIGURES)
+    miou, pixels, classes = (row.scores.get(name, math.nan) for name in SCORES)
     name = Path(config.data.root).name if isinstance(dataset, str) else dataset.name
-    return Measured(miou, pixels, classes, iou, name, config.data.val, Protocol(), row["step"], "last validation")
+    return Scores(miou, pixels, classes, row.iou, name, config.data.val, Protocol(), row.step, "last validation")
 
 
 @cache

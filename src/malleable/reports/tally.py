@@ -15,8 +15,8 @@ from malleable.reports.plan import Plan, PlannedRun
 from malleable.reports.statistics import Average, shown, shown_p
 from malleable.runs.config import Config
 from malleable.runs.folder import differences
-from malleable.runs.log import METRICS, SCORE, read_metrics
-from malleable.runs.scores import FIGURES
+from malleable.runs.log import read_log, validations
+from malleable.runs.scores import SCORES
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,23 @@ class Result:
     @classmethod
     def of_run(cls, folder: Path, config: Config) -> Result | None:
         """Read a run's metrics.jsonl; None if it has not been validated after its last step."""
-        rows = read_metrics(folder / METRICS)
-        last: dict[str, Any] = {}
-        for row in rows:
-            if row["step"] == config.train.steps:
-                last |= row
-        if SCORE not in last:
+        rows = read_log(folder)
+        last = [row for row in rows if row.step == config.train.steps]
+        scores = next((row for row in reversed(last) if row.miou is not None), None)
+        if scores is None:
             return None
         return cls(
             config,
-            {name: last[f"val/{name}"] for name in FIGURES},
-            _under("val/iou/", last),
-            {row["step"]: row[SCORE] for row in rows if SCORE in row},
-            _under("receptive_field/", last),
-            median(row["images_per_second"] for row in rows if "images_per_second" in row),
+            dict(scores.scores),
+            dict(scores.iou),
+            validations(rows),
+            {
+                name: value
+                for row in last
+                for layer, learned in row.receptive_fields.items()
+                for name, value in learned.columns(layer).items()
+            },
+            median(speed for row in rows if (speed := row.training.get("images_per_second")) is not None),
         )
 
     @classmethod
@@ -61,7 +64,7 @@ class Result:
         """What :meth:`to_dict` gave."""
         return cls(
             Config.from_dict(values["settings"]),
-            {name: values[name] for name in FIGURES},
+            {name: values[name] for name in SCORES},
             values["iou"],
             {int(step): value for step, value in values["curve"].items()},
             values["receptive_field"],
@@ -109,7 +112,7 @@ class Tally:
             "rows": [
                 {
                     "name": row,
-                    **{name: _summary(run.figures[name] for run in own.values()) for name in FIGURES},
+                    **{name: _summary(run.figures[name] for run in own.values()) for name in SCORES},
                     "gain": _summary(self.gains(row), tested=row != self.plan.rows[0]),
                     "runs": {seed: run.to_dict() for seed, run in own.items()},
                 }
@@ -133,9 +136,9 @@ class Tally:
 
     def _figures(self) -> list[list[str]]:
         first = self.plan.rows[0]
-        lines = [["", "seeds", *FIGURES.values(), f"mIoU above {first}", "p"]]
+        lines = [["", "seeds", *SCORES.values(), f"mIoU above {first}", "p"]]
         for row in self._done:
-            figures = [shown(Average.of(run.figures[name] for run in self.of_row(row).values())) for name in FIGURES]
+            figures = [shown(Average.of(run.figures[name] for run in self.of_row(row).values())) for name in SCORES]
             lines.append([row, str(len(self.of_row(row))), *figures, *(["", ""] if row == first else self._gain(row))])
         return lines if any(line[-1] for line in lines[1:]) else [line[:-1] for line in lines]
 
@@ -221,10 +224,6 @@ def read_results(path: Path, plan: Plan) -> dict[PlannedRun, Result]:
                 "or move the old results away"
             )
     return found
-
-
-def _under(prefix: str, values: Mapping[str, Any]) -> dict[str, float]:
-    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
 def markdown(cells: list[list[str]]) -> str:

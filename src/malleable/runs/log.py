@@ -1,27 +1,112 @@
-"""What one sees of a run: progress on the terminal, metrics.jsonl, and TensorBoard."""
+"""metrics.jsonl, the log of a run: the one place that knows its columns, writes them and reads them back."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from malleable.data.sample import Sample
 from malleable.files import write_whole
 from malleable.layers import MalleableConv2d
+from malleable.runs.scores import SCORES
 
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
-SCORE = "val/miou"
+
+_TRAINING = ("loss", "lr", "images_per_second", "gradient_norm")
+_VALIDATION, _IOU, _FIELD = "val/", "val/iou/", "receptive_field/"
 
 
-class Journal:
-    """Scalars to metrics.jsonl and TensorBoard, images to TensorBoard. One process of a run keeps it.
+@dataclass(frozen=True)
+class ReceptiveField:
+    """What a malleable layer has learned: ``centers`` (K + 2), ``temperature`` and ``scales`` (K)."""
+
+    centers: tuple[float, ...]
+    temperature: float
+    scales: tuple[float, ...]
+
+    @classmethod
+    def of(cls, layer: MalleableConv2d) -> ReceptiveField:
+        return cls(tuple(layer.centers.tolist()), layer.temperature.item(), tuple(layer.scales.tolist()))
+
+    def columns(self, layer: str) -> dict[str, float]:
+        """The numbers by the names that files give them."""
+        return {
+            **{f"{layer}/center_{k}": value for k, value in enumerate(self.centers)},
+            f"{layer}/temperature": self.temperature,
+            **{f"{layer}/scale_{k}": value for k, value in enumerate(self.scales, start=1)},
+        }
+
+    @classmethod
+    def by_layer(cls, columns: Mapping[str, float]) -> dict[str, ReceptiveField]:
+        """The receptive fields whose :meth:`columns` these are; a layer of which any number is missing is left out."""
+        layers: dict[str, dict[str, float]] = {}
+        for name, value in columns.items():
+            layer, _, part = name.rpartition("/")
+            layers.setdefault(layer, {})[part] = value
+        found = {}
+        for layer, parts in layers.items():
+            kernels = sum(part.startswith("scale_") for part in parts)
+            names = [*(f"center_{k}" for k in range(kernels + 2)), "temperature"]
+            names += [f"scale_{k}" for k in range(1, kernels + 1)]
+            if parts.keys() == set(names):
+                values = [parts[name] for name in names]
+                found[layer] = cls(tuple(values[: kernels + 2]), values[kernels + 2], tuple(values[kernels + 3 :]))
+        return found
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured after ``step``: of training, of a validation, or of both.
+
+    Args:
+        training: of loss, lr, images_per_second and gradient_norm those that are known.
+        scores: of miou, pixel_accuracy and mean_accuracy those that are known, in percent.
+        iou: of each class that occurs, in percent.
+        receptive_fields: of each malleable layer, by its name in the backbone.
+    """
+
+    step: int
+    training: Mapping[str, float] = field(default_factory=dict)
+    scores: Mapping[str, float] = field(default_factory=dict)
+    iou: Mapping[str, float] = field(default_factory=dict)
+    receptive_fields: Mapping[str, ReceptiveField] = field(default_factory=dict)
+
+    @property
+    def miou(self) -> float | None:
+        return self.scores.get("miou")
+
+    def columns(self) -> dict[str, float]:
+        """The finite numbers by the names that the file gives them; JSON has no word for NaN."""
+        fields = {
+            f"{_FIELD}{name}": value
+            for layer, learned in self.receptive_fields.items()
+            for name, value in learned.columns(layer).items()
+        }
+        scores = {f"{_VALIDATION}{name}": value for name, value in self.scores.items()}
+        classes = {f"{_IOU}{name}": value for name, value in self.iou.items()}
+        columns = {**self.training, **scores, **classes, **fields}
+        return {name: value for name, value in columns.items() if math.isfinite(value)}
+
+    @classmethod
+    def of(cls, step: int, columns: Mapping[str, float]) -> Row:
+        """What :meth:`columns` gave; columns of other names are left out."""
+        return cls(
+            step,
+            {name: columns[name] for name in _TRAINING if name in columns},
+            {name: columns[f"{_VALIDATION}{name}"] for name in SCORES if f"{_VALIDATION}{name}" in columns},
+            _under(_IOU, columns),
+            ReceptiveField.by_layer(_under(_FIELD, columns)),
+        )
+
+
+class Log:
+    """Rows to metrics.jsonl and TensorBoard, images to TensorBoard. One process of a run keeps it.
 
     Args:
         folder: of the run. Rows after ``start`` were written by steps that are about to be made again, and go.
@@ -31,69 +116,69 @@ class Journal:
         from torch.utils.tensorboard import SummaryWriter
 
         self.path = folder / METRICS
-        rows = [row for row in read_metrics(self.path) if row["step"] <= start]
-        write_whole(self.path, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
-        self.scores = {row["step"]: row[SCORE] for row in rows if SCORE in row}
+        kept = [line for line in _lines(self.path) if line["step"] <= start]
+        write_whole(self.path, "".join(f"{json.dumps(line)}\n" for line in kept).encode())
+        self.validated = validations(_row(line) for line in kept)
         self._board = SummaryWriter(str(folder / TENSORBOARD), purge_step=start + 1 if start else None)
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """One row of metrics.jsonl, and the same numbers to TensorBoard. JSON has no word for NaN: it is left out."""
-        values = {name: value for name, value in values.items() if math.isfinite(value)}
+    def write(self, row: Row) -> None:
+        columns = row.columns()
         with self.path.open("a") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
-        for name, value in values.items():
-            self._board.add_scalar(name, value, step)
-        if SCORE in values:
-            self.scores[step] = values[SCORE]
+            file.write(json.dumps({"step": row.step, **columns}) + "\n")
+        for name, value in columns.items():
+            self._board.add_scalar(name, value, row.step)
+        self.validated |= validations([row])
 
     def is_best(self, step: int) -> bool:
         """Whether no earlier validation was as good as that of ``step``."""
-        return all(score < self.scores[step] for other, score in self.scores.items() if other < step)
+        return all(miou < self.validated[step] for other, miou in self.validated.items() if other < step)
 
     def image(self, step: int, name: str, image: Tensor) -> None:
-        """(3, H, W) uint8."""
+        """Show ``image``, (3, H, W) uint8, in TensorBoard."""
         self._board.add_image(name, image, step)
 
     def close(self) -> None:
         self._board.close()
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The numbers of each row of a metrics.jsonl.
+def read_log(folder: Path) -> list[Row]:
+    """The rows of a run's metrics.jsonl, in their order; none if there is no such file.
 
-    A line that is no object with an integer ``step``, such as one that a killed run left half-written, is not there.
+    A line that is no object with an integer ``step``, such as one that a killed run left half-written, is passed over.
     """
-    rows = []
-    for line in path.read_text().splitlines() if path.is_file() else ():
+    return [_row(line) for line in _lines(folder / METRICS)]
+
+
+def validations(rows: Iterable[Row]) -> dict[int, float]:
+    """The mIoU of every validation, by step."""
+    return {row.step: row.miou for row in rows if row.miou is not None}
+
+
+def receptive_fields(net: nn.Module) -> dict[str, ReceptiveField]:
+    """The receptive field of every malleable layer of ``net``, by its name in the backbone."""
+    return {
+        name.removeprefix("backbone.model."): ReceptiveField.of(layer)
+        for name, layer in net.named_modules()
+        if isinstance(layer, MalleableConv2d)
+    }
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    lines = []
+    for text in path.read_text().splitlines() if path.is_file() else ():
         try:
-            row = json.loads(line)
+            line = json.loads(text)
         except json.JSONDecodeError:
             continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
-            rows.append({key: value for key, value in row.items() if isinstance(value, int | float)})
-    return rows
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append(line)
+    return lines
 
 
-def scored(folder: Path, step: int) -> bool:
-    """Whether the run in ``folder`` was validated after ``step``."""
-    return any(SCORE in row and row["step"] == step for row in read_metrics(folder / METRICS))
+def _row(line: Mapping[str, Any]) -> Row:
+    numbers = {name: value for name, value in line.items() if isinstance(value, int | float) and name != "step"}
+    return Row.of(line["step"], numbers)
 
 
-def receptive_fields(net: nn.Module) -> dict[str, float]:
-    """Centers, temperature and scales of every malleable layer of ``net``, by name."""
-    numbers: dict[str, float] = {}
-    for name, layer in net.named_modules():
-        if isinstance(layer, MalleableConv2d):
-            prefix = f"receptive_field/{name.removeprefix('backbone.model.')}"
-            numbers |= {f"{prefix}/center_{k}": value for k, value in enumerate(layer.centers.tolist())}
-            numbers[f"{prefix}/temperature"] = layer.temperature.item()
-            numbers |= {f"{prefix}/scale_{k}": value for k, value in enumerate(layer.scales.tolist(), start=1)}
-    return numbers
-
-
-def side_by_side(sample: Sample, predicted: Tensor, palette: Sequence[Sequence[int]]) -> Tensor:
-    """Image, label and prediction (H, W) in the palette's colours, beside each other: (3, H, 3·W) uint8."""
-    colours = torch.zeros(256, 3, dtype=torch.uint8)  # unlabelled pixels are black
-    colours[: len(palette)] = torch.tensor(palette, dtype=torch.uint8)
-    maps = [colours[labels].permute(2, 0, 1) for labels in (sample.label.as_subclass(Tensor), predicted.cpu())]
-    return torch.cat([sample.image.as_subclass(Tensor), *maps], dim=2)
+def _under(prefix: str, columns: Mapping[str, float]) -> dict[str, float]:
+    return {name.removeprefix(prefix): value for name, value in columns.items() if name.startswith(prefix)}

@@ -1,15 +1,23 @@
-"""How a network was measured, and what it reached: results.json."""
+"""What a network reached and how it was measured: results.json."""
 
 from __future__ import annotations
 
-import csv as csv_format
-import io
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+
+from malleable.files import read_json
+
+RESULTS = "results.json"
+
+SCORES = {"miou": "mIoU", "pixel_accuracy": "pixel accuracy", "mean_accuracy": "mean accuracy"}
+"""The scores of a labelling → what tables call them."""
+
+_REMARKS = {"nyudv2-half": "half-size, 8-bit-recovered depth"}
 
 
 @dataclass(frozen=True)
@@ -46,91 +54,60 @@ class Protocol:
         return text if self.window is None else f"{text}, windows of {self.window[0]}×{self.window[1]}"
 
 
-FIGURES = {"miou": "mIoU", "pixel_accuracy": "pixel accuracy", "mean_accuracy": "mean accuracy"}
-"""The figures of a labelling → what tables call them."""
-
-
 @dataclass(frozen=True)
-class Results:
-    """Figures in percent, and all one must know to compare them.
+class Scores:
+    """How good a network is, in percent (NaN where it was not measured), and all one must know to compare it.
 
-    ``iou`` and ``accuracy`` have an entry per class: None for a class absent from labels and predictions, or from
-    labels. ``confusion``: (C, C) pixels by true class (row) and predicted class (column).
+    Args:
+        iou, accuracy: by class; None for a class absent from labels and predictions, or from labels.
+        source: the file, or the part of training, that the scores are from.
+        confusion: (C, C) pixels by true class (row) and predicted class (column); None where it was not kept.
     """
 
     miou: float
     pixel_accuracy: float
     mean_accuracy: float
-    iou: dict[str, float | None]
-    accuracy: dict[str, float | None]
-    confusion: Tensor
+    iou: Mapping[str, float | None]
     dataset: str
     split: str
     protocol: Protocol
     step: int | None
+    source: str = RESULTS
+    accuracy: Mapping[str, float | None] = field(default_factory=dict)
+    confusion: Tensor | None = None
 
     @property
-    def scales(self) -> tuple[float, ...]:
-        return self.protocol.scales
-
-    @property
-    def flip(self) -> bool:
-        return self.protocol.flip
+    def setting(self) -> str:
+        """What the network was measured on, and how; scores of one setting may be compared."""
+        remark = f" ({_REMARKS[self.dataset]})" if self.dataset in _REMARKS else ""
+        return f"{self.dataset} {self.split}{remark}, {self.protocol}"
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``results.json`` holds. ``window`` is there only if there was one."""
-        window = self.protocol.window
+        """Give what ``results.json`` holds. ``window`` is there only if there was one."""
+        protocol = self.protocol
         return {
-            "miou": self.miou,
-            "pixel_accuracy": self.pixel_accuracy,
-            "mean_accuracy": self.mean_accuracy,
-            "iou": self.iou,
+            **{name: getattr(self, name) for name in SCORES},
+            "iou": dict(self.iou),
             "dataset": self.dataset,
             "split": self.split,
-            "scales": list(self.scales),
-            "flip": self.flip,
+            "scales": list(protocol.scales),
+            "flip": protocol.flip,
             "step": self.step,
-            **({} if window is None else {"window": list(window)}),
+            **({} if protocol.window is None else {"window": list(protocol.window)}),
         }
 
-    def to_csv(self) -> str:
-        """A line per class, one of the means and one over all pixels, each with the setting it was measured in."""
-        means = [("mean", self.miou, self.mean_accuracy), ("all pixels", None, self.pixel_accuracy)]
-        lines = [(name, self.iou[name], self.accuracy[name]) for name in self.iou]
-        setting = (self.dataset, self.split, str(self.protocol), self.step)
-        return _csv(["dataset", "split", "setting", "step", "class", "iou", "accuracy"],
-                    ([*setting, *line] for line in lines + means))  # fmt: skip
-
-    def confusion_csv(self) -> str:
-        """Pixels by true class (line) and predicted class (column)."""
-        names = list(self.iou)
-        title = f"{self.dataset} {self.split}, {self.protocol}: true class"
-        return _csv([title, *names], ([name, *row] for name, row in zip(names, self.confusion.tolist(), strict=True)))
-
-    def print(self) -> None:
-        """A table on standard output."""
-        from rich.console import Console
-        from rich.table import Table
-
-        step = "" if self.step is None else f", step {self.step}"
-        table = Table(title=f"{self.dataset} {self.split}{step}: {self.protocol}", caption="percent")
-        for heading in ("class", "IoU", "accuracy"):
-            table.add_column(heading, justify="left" if heading == "class" else "right", no_wrap=True)
-        for name in self.iou:
-            table.add_row(name, _shown(self.iou[name]), _shown(self.accuracy[name]))
-        table.add_section()
-        table.add_row("mean", _shown(self.miou), _shown(self.mean_accuracy))
-        table.add_row("all pixels", "", _shown(self.pixel_accuracy))
-        Console(markup=False, emoji=False).print(table)
-
-
-def _shown(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
-
-
-def _csv(header: list[str], lines: Iterable[Iterable[object]]) -> str:
-    text = io.StringIO()
-    writer = csv_format.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(lines)
-    return text.getvalue()
+    @classmethod
+    def read(cls, path: Path) -> Scores:
+        """Read what ``malleable evaluate`` wrote."""
+        values = read_json(path)
+        try:
+            miou, pixels, classes = (float(values[name]) for name in SCORES)
+            iou = {str(name): None if value is None else float(value) for name, value in values["iou"].items()}
+            window = values.get("window")
+            protocol = Protocol(tuple(values["scales"]), values["flip"], None if window is None else tuple(window))
+            step = None if values["step"] is None else int(values["step"])
+            return cls(miou, pixels, classes, iou, str(values["dataset"]), str(values["split"]), protocol, step)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"{path} is not what malleable evaluate writes ({error}); evaluate the run again"
+            ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from malleable.data import Batch, SampleDataset, open_dataset, step_loader, train_transform
+from malleable.data import Batch, Sample, SampleDataset, open_dataset, step_loader, train_transform
 from malleable.inference.evaluate import evaluate_network
 from malleable.inference.probabilities import probabilities
 from malleable.progress import Progress
@@ -28,7 +28,8 @@ from malleable.runs.checkpoint import (
 )
 from malleable.runs.config import Config, TrainConfig
 from malleable.runs.folder import find_start, write_settings
-from malleable.runs.log import Journal, receptive_fields, scored, side_by_side
+from malleable.runs.log import Log, Row, read_log, receptive_fields, validations
+from malleable.runs.scores import SCORES
 from malleable.training.distributed import (
     Interruption,
     Stopped,
@@ -53,7 +54,9 @@ def fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> int:
     found = on_first(fabric, lambda: find_start(folder, config, resume))
     state = State(fabric, config, train_set, None if found is None else read_checkpoint(found))
     start = state.step
-    made = start == recipe.steps and (not recipe.validate_last or on_first(fabric, lambda: scored(folder, start)))
+    made = start == recipe.steps and (
+        not recipe.validate_last or on_first(fabric, lambda: start in validations(read_log(folder)))
+    )
     if start > recipe.steps or made:
         print(f"{folder} has made its {recipe.steps} steps already", file=sys.stderr)
         return 0
@@ -72,12 +75,12 @@ def fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> int:
     on_first(fabric, lambda: write_settings(folder, config))
     progress = Progress(recipe.steps, start, recipe.batch_size, shown=fabric.is_global_zero)
     with ExitStack() as stack, Interruption() as interruption, progress:
-        journal = stack.enter_context(closing(Journal(folder, start))) if fabric.is_global_zero else None
+        journal = stack.enter_context(closing(Log(folder, start))) if fabric.is_global_zero else None
         with interruption.kept_from_children():
             batches = iter(loader)  # starts the loading processes
         if start:
             progress.say(f"{folder} goes on after step {start}")
-            if validates(start, recipe) and on_first(fabric, lambda: start not in as_first(journal).scores):
+            if validates(start, recipe) and on_first(fabric, lambda: start not in as_first(journal).validated):
                 stop = validate(state, val_set, folder, journal, progress, interruption)  # it was stopped before it
                 if stop:
                     return 128 + stop
@@ -90,7 +93,8 @@ def fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> int:
             if due(done, recipe.log_every) or done == recipe.steps:
                 scalars = progress.report(done, state.optimizer.param_groups[0]["lr"])
                 if journal is not None:
-                    journal.scalars(done, scalars | {"gradient_norm": norm} | receptive_fields(state.net))
+                    training = scalars | {"gradient_norm": norm}
+                    journal.write(Row(done, training, receptive_fields=receptive_fields(state.net)))
             validating = validates(done, recipe)
             if validating or stop or due(done, recipe.checkpoint_every) or done == recipe.steps:
                 with progress.paused():
@@ -170,11 +174,11 @@ def validate(
     state: State,
     dataset: SampleDataset,
     folder: Path,
-    journal: Journal | None,
+    journal: Log | None,
     progress: Progress,
     interruption: Interruption,
 ) -> int:
-    """Figures of the moving average, or of the network if there is none; the best checkpoint so far is kept.
+    """Score the moving average, or the network if there is none; the best checkpoint so far is kept.
 
     Returns a signal that any process has received meanwhile, for which it was left, or 0.
     """
@@ -188,7 +192,7 @@ def validate(
 
     try:
         with state.fabric.autocast():
-            results = evaluate_network(
+            scores = evaluate_network(
                 net,
                 dataset,
                 split=data.val,
@@ -209,19 +213,14 @@ def validate(
             with state.fabric.autocast():
                 predicted = probabilities(net, sample).argmax(0)
             journal.image(step, f"val/{sample.id}", side_by_side(sample, predicted, dataset.palette))
-    figures = {
-        "val/miou": results.miou,
-        "val/pixel_accuracy": results.pixel_accuracy,
-        "val/mean_accuracy": results.mean_accuracy,
-        **{f"val/iou/{name}": iou for name, iou in results.iou.items() if iou is not None},
-    }
     progress.say(
-        f"step {step}: mIoU {results.miou:.2f}, pixel accuracy {results.pixel_accuracy:.2f} "
-        f"({dataset.name}/{data.val}, {results.protocol})"
+        f"step {step}: mIoU {scores.miou:.2f}, pixel accuracy {scores.pixel_accuracy:.2f} "
+        f"({dataset.name}/{data.val}, {scores.protocol})"
     )
 
     def note() -> None:
-        as_first(journal).scalars(step, figures)
+        iou = {name: value for name, value in scores.iou.items() if value is not None}
+        as_first(journal).write(Row(step, scores={name: getattr(scores, name) for name in SCORES}, iou=iou))
         if as_first(journal).is_best(step):
             mark_best(numbered(folder / FOLDER, step)[0])
 
@@ -229,7 +228,7 @@ def validate(
     return 0
 
 
-def as_first(journal: Journal | None) -> Journal:
+def as_first(journal: Log | None) -> Log:
     """The journal, in the process that keeps it."""
     assert journal is not None
     return journal
@@ -242,3 +241,11 @@ def validates(step: int, recipe: TrainConfig) -> bool:
 
 def due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
+
+
+def side_by_side(sample: Sample, predicted: Tensor, palette: Sequence[Sequence[int]]) -> Tensor:
+    """Image, label and prediction (H, W) in the palette's colours, beside each other: (3, H, 3·W) uint8."""
+    colours = torch.zeros(256, 3, dtype=torch.uint8)  # unlabelled pixels are black
+    colours[: len(palette)] = torch.tensor(palette, dtype=torch.uint8)
+    maps = [colours[labels].permute(2, 0, 1) for labels in (sample.label.as_subclass(Tensor), predicted.cpu())]
+    return torch.cat([sample.image.as_subclass(Tensor), *maps], dim=2)
