@@ -35,7 +35,7 @@ FOCAL = 50.0
 
 
 def seen(layer: DepthConv2d, rate: int) -> Seeing:
-    return Seeing("res2", "layer", layer, rate)
+    return Seeing("layer", "res2", rate, layer)
 
 
 def moved(**options: object) -> MalleableConv2d:

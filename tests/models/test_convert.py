@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import malleable as mb
 from helpers.networks import Tiny, lively, relative_error, scene
-from malleable.models.convert import Converted
+from malleable.models.convert import Converted, Placed
 
 
 def tensors(output: Any) -> list[Tensor]:
@@ -38,7 +38,7 @@ class ConvertTester:
         return model, mb.convert(model)
 
     def test_finds_the_first_convolution_of_every_stage(self, pair: tuple[nn.Module, Converted]) -> None:
-        assert pair[1].rates == self.expected
+        assert {placed.name: placed.rate for placed in pair[1].placed} == self.expected
 
     @pytest.mark.parametrize("depth_of", ["flat", "missing"])
     @torch.inference_mode()
@@ -164,11 +164,11 @@ class TestSmpDeepLab(ConvertTester):
 class TestWhere:
     def test_all_leaves_only_pointwise_convolutions(self) -> None:
         net = mb.convert(Tiny(), where="all")
-        assert list(net.rates) == ["stem", *[f"stage{s}.{u}.spatial" for s in (1, 2) for u in (0, 1)]]
+        assert list(net.layers()) == ["stem", *[f"stage{s}.{u}.spatial" for s in (1, 2) for u in (0, 1)]]
         assert all(max(m.kernel_size) == 1 for m in net.modules() if isinstance(m, nn.Conv2d))
 
     def test_names_and_globs(self) -> None:
-        assert list(mb.convert(Tiny(), where=["stem", "stage2.*.spatial"]).rates) == [
+        assert list(mb.convert(Tiny(), where=["stem", "stage2.*.spatial"]).layers()) == [
             "stem",
             "stage2.0.spatial",
             "stage2.1.spatial",
@@ -176,7 +176,7 @@ class TestWhere:
 
     def test_a_predicate_sees_name_and_convolution(self) -> None:
         net = mb.convert(Tiny(), where=lambda name, conv: name != "stem" and conv.stride == (2, 2))
-        assert list(net.rates) == ["stage2.0.spatial"]
+        assert list(net.layers()) == ["stage2.0.spatial"]
 
     @pytest.mark.parametrize("where", ["stage9.*", ["stem", "stage1.0.reduce"], lambda name, conv: False])
     def test_finding_nothing_is_an_error(self, where: Any) -> None:
@@ -217,9 +217,9 @@ class TestWhere:
 
         with pytest.raises(ValueError, match=r"only 48 pixels will do.*pass example="):
             mb.convert(Picky())
-        assert mb.convert(Picky(), where=["stem"]).rates == {"stem": None}
+        assert mb.convert(Picky(), where=["stem"]).placed == (Placed("stem", None, None),)
         net = mb.convert(Picky(), example=torch.empty(1, 3, 48, 48))
-        assert net.rates == {"stage1.0.spatial": 2, "stage2.0.spatial": 2}
+        assert net.placed == (Placed("stage1.0.spatial", None, 2), Placed("stage2.0.spatial", None, 2))
 
     def test_a_convolution_used_under_two_names_stays_one_layer(self) -> None:
         model = Tiny()
@@ -319,7 +319,7 @@ class TestRefusals:
         """docs/models.md names them, and the one to take instead."""
         with pytest.raises(TypeError, match=r"_depthwise_conv.*Conv2dStaticSamePadding"):
             mb.convert(smp.Unet("efficientnet-b0", encoder_weights=None))
-        assert len(mb.convert(smp.Unet("timm-efficientnet-b0", encoder_weights=None)).rates) > 3
+        assert len(mb.convert(smp.Unet("timm-efficientnet-b0", encoder_weights=None)).placed) > 3
 
     @pytest.mark.parametrize(("given", "missing"), [({"focal": 60.0}, "depth"), ({"depth": scene()[1]}, "focal")])
     def test_a_call_without_depth_or_focal(self, given: dict[str, Any], missing: str) -> None:

@@ -37,7 +37,7 @@ class DeepLabTester:
         return build(cls.backbone, output_stride=cls.output_stride)
 
     def test_one_convolution_a_stage_sees_depth(self, net: DeepLabV3Plus) -> None:
-        assert net.backbone.rates == self.expected
+        assert {placed.name: placed.rate for placed in net.backbone.placed} == self.expected
 
     @pytest.mark.parametrize("size", [(64, 64), (65, 97), (50, 33)])
     @torch.inference_mode()
@@ -92,7 +92,9 @@ class TestStructure:
     @pytest.mark.parametrize("stages", [(2, 3), (4, 5), (3, 4, 5)])
     def test_stages(self, stages: tuple[int, ...]) -> None:
         net = build("resnet18", stages=stages)
-        assert list(net.backbone.rates) == [f"layer{stage - 1}.0.conv1" for stage in stages]
+        assert [(placed.name, placed.stage) for placed in net.backbone.placed] == [
+            (f"layer{stage - 1}.0.conv1", f"res{stage}") for stage in stages
+        ]
 
     def test_merging_block_merges_every_stage(self) -> None:
         net = build(merge=True)
@@ -130,7 +132,9 @@ class TestSaving:
         config = json.loads((tmp_path / "net" / "config.json").read_text())
         assert config["stages"] == [2, 5]
         assert "pretrained" not in config
+        assert config == json.loads(json.dumps(net.settings))
         again = DeepLabV3Plus.from_pretrained(tmp_path / "net")
+        assert again.settings == config
         rgb, depth = scene()
         with torch.inference_mode():
             assert torch.equal(again(rgb, depth=depth, focal=60.0), net(rgb, depth=depth, focal=60.0))

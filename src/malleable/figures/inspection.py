@@ -18,6 +18,7 @@ from malleable.data.transforms import eval_transform
 from malleable.geometry import Differences, Geometry
 from malleable.layers import Conv25d, DepthAwareConv2d, DepthConv2d, MalleableConv2d
 from malleable.models import DeepLabV3Plus
+from malleable.models.convert import Placed
 from malleable.ops import depth_conv2d
 from malleable.ops.window import Window
 
@@ -25,13 +26,12 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Seeing:
-    """A depth-seeing layer and where in its network it stands."""
+class Seeing(Placed):
+    """A placed layer whose place is known, and the layer itself."""
 
-    stage: str  # res2 … res5
-    name: str  # as in the backbone
+    stage: str
+    rate: int
     layer: DepthConv2d
-    rate: int  # of the map it reads
 
     @property
     def centers(self) -> Array:
@@ -43,13 +43,12 @@ class Seeing:
 
 def seeing_layers(net: DeepLabV3Plus) -> list[Seeing]:
     """The depth-seeing layers of ``net`` from res2 to res5; none for an RGB baseline."""
-    settings: Any = net._hub_mixin_config
-    placed = zip(settings["stages"], net.backbone.rates.items(), net.backbone.layers().values(), strict=False)
-    return [
-        Seeing(f"res{stage}", name, layer, int(rate))
-        for stage, (name, rate), layer in sorted(placed, key=lambda entry: entry[0])
-        if rate is not None
-    ]
+    found = (
+        Seeing(placed.name, placed.stage, int(placed.rate), layer)
+        for placed, layer in zip(net.backbone.placed, net.backbone.layers().values(), strict=True)
+        if placed.stage is not None and placed.rate is not None
+    )
+    return sorted(found, key=lambda seeing: seeing.stage)
 
 
 @torch.no_grad()

@@ -144,8 +144,7 @@ class Portrait:
     @property
     def method(self) -> str:
         """How the network sees depth, in the paper's words."""
-        settings: Any = self.trained.net._hub_mixin_config
-        return METHODS[settings["conv"]]
+        return METHODS[self.trained.net.settings["conv"]]
 
     @property
     def place(self) -> tuple[float, float]:
@@ -215,7 +214,6 @@ class Portrait:
         from malleable.figures.curves import Stage, network
 
         net = self.trained.net
-        settings: Any = net._hub_mixin_config
         features: Any = net.backbone.model
         replaced = {
             seeing.stage: (
@@ -234,7 +232,7 @@ class Portrait:
         dilations = [module.dilation[0] for module in net.aspp.modules() if isinstance(module, nn.Conv2d)
                      and module.kernel_size != (1, 1)]  # fmt: skip
         return network(
-            f"{settings['backbone']}, {self.method}, output stride {settings['output_stride']}",
+            f"{net.settings['backbone']}, {self.method}, output stride {net.settings['output_stride']}",
             strides[-5] if len(strides) > 4 else None, stages, [1, *dilations], net.merge is not None,
             net.classifier.in_channels, net.classifier.out_channels,
         )  # fmt: skip

@@ -72,7 +72,7 @@ def save_trained(trained: Trained, folder: Path) -> None:
         "step": json.dumps(trained.step),
     }
     save_model(trained.net, str(folder / WEIGHTS), metadata=about)
-    (folder / CONFIG).write_text(json.dumps(trained.net._hub_mixin_config, indent=2, sort_keys=True) + "\n")
+    (folder / CONFIG).write_text(json.dumps(trained.net.settings, indent=2, sort_keys=True) + "\n")
 
 
 def _from_checkpoint(path: Path) -> Trained:

@@ -6,7 +6,6 @@ import re
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from malleable.inference.load import CONFIG, WEIGHTS, Trained, save_trained
 
@@ -18,8 +17,7 @@ FILES = (WEIGHTS, CONFIG, CARD)
 
 def card(trained: Trained) -> str:
     """The model card: what the network is, what it learned from, how to use it."""
-    config: Any = trained.net._hub_mixin_config
-    rows = [f"| {name} | {_literal(value)} |" for name, value in sorted(config.items())]
+    rows = [f"| {name} | {_literal(value)} |" for name, value in sorted(trained.net.settings.items())]
     learned = f" It was trained on {_literal(trained.dataset)}" if trained.dataset else ""
     learned += f" for {trained.step} steps." if learned and trained.step is not None else "." if learned else ""
     return "\n".join(

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from malleable.models.convert import Converted, place
+from malleable.models.convert import Converted, Placed, place
 from malleable.models.stages import Watched, watch
 
 STAGES = (2, 3, 4, 5)
@@ -35,7 +35,7 @@ def build(
     features = _create(name, output_stride)
     channels: list[int] = features.feature_info.channels()[-4:]
     if conv is None or not stages:
-        return Converted(features, {}), channels
+        return Converted(features), channels
     seen = watch(features)
     found = first_of_stages(features, seen, name)
     missing = [f"res{stage}" for stage in stages if stage not in found]
@@ -44,7 +44,8 @@ def build(
             f"stages={tuple(stages)}: {name} has no residual unit with a k × k, k > 1, convolution in "
             f"{', '.join(missing)}"
         )
-    return place(features, [found[stage] for stage in stages], seen, conv, kernels, options), channels
+    placed = [Placed(found[stage], f"res{stage}", seen.rate(found[stage])) for stage in stages]
+    return place(features, placed, conv, kernels, options), channels
 
 
 def load(network: Converted, name: str, pretrained: bool | str | Path) -> None:

@@ -20,6 +20,7 @@ import copy
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
@@ -86,24 +87,33 @@ def _in_backward() -> bool:
     return torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1  # as torch.utils.checkpoint asks
 
 
+@dataclass(frozen=True)
+class Placed:
+    """A layer that conversion put into a network; :meth:`Converted.layers` has the layer itself."""
+
+    name: str  # as in the network that was converted
+    stage: str | None  # "res2" … "res5"; None if not known
+    rate: float | None  # of the map it reads; None if not known
+
+
 class Converted(nn.Module):
     """A network with depth: its call is that of ``model``, its output too, plus ``depth=`` and ``focal=``.
 
     Made by :func:`convert`. Parameters are those of ``model``, under ``model.`` in the state dict.
     """
 
-    def __init__(self, model: nn.Module, rates: Mapping[str, float | None]) -> None:
+    def __init__(self, model: nn.Module, placed: Iterable[Placed] = ()) -> None:
         super().__init__()
         self.model = model
         self.training = model.training
-        self.rates = dict(rates)  # placed layer, named as in ``model`` → rate of its input, None if not known
+        self.placed = tuple(placed)
         self._slot = Slot()
         for layer in self.layers().values():
             layer.register_forward_pre_hook(self._slot.supply, with_kwargs=True)
 
     def layers(self) -> dict[str, DepthConv2d]:
-        """The placed layers, named as in ``model``."""
-        return {name: cast(DepthConv2d, self.model.get_submodule(name)) for name in self.rates}
+        """The placed layers in the order of ``placed``, named as in ``model``."""
+        return {placed.name: cast(DepthConv2d, self.model.get_submodule(placed.name)) for placed in self.placed}
 
     def forward(
         self, *args: Any, depth: Tensor | None = None, focal: float | Tensor | None = None, **kwargs: Any
@@ -114,7 +124,7 @@ class Converted(nn.Module):
             depth: (N, 1, H, W) metres, at the resolution of the image.
             focal: pixels of that image; a number or (N,).
         """
-        if not self.rates:
+        if not self.placed:
             return self.model(*args, **kwargs)
         if depth is None or focal is None:
             missing = "depth" if depth is None else "focal"
@@ -186,20 +196,19 @@ def convert(
     if isinstance(model, Converted) or any(isinstance(m, DepthConv2d) for m in model.modules()):
         raise ValueError("model already has depth-seeing convolutions; convert the original network instead")
     if conv is None:
-        return Converted(copy.deepcopy(model), {})
+        return Converted(copy.deepcopy(model))
     seen, failure = _try_to_watch(model, example)
     names = _select(model, where, seen, failure)
-    return place(copy.deepcopy(model), names, seen, conv, kernels, options)
+    placed = [Placed(name, None, seen.rate(name) if seen else None) for name in names]
+    return place(copy.deepcopy(model), placed, conv, kernels, options)
 
 
-def place(
-    model: nn.Module, names: Sequence[str], seen: Watched | None, conv: str, kernels: int, options: dict[str, Any]
-) -> Converted:
-    """Replace the convolutions ``names`` of ``model`` itself; ``seen``, a pass through it, tells their rates."""
+def place(model: nn.Module, placed: Sequence[Placed], conv: str, kernels: int, options: dict[str, Any]) -> Converted:
+    """Put a layer in each of the places ``placed`` of ``model`` itself."""
     layer_type, options = _layer(conv, kernels, options)
-    for name in names:
-        model = _replace(model, name, layer_type, options)
-    return Converted(model, {name: seen.rate(name) if seen else None for name in names})
+    for layer in placed:
+        model = _replace(model, layer.name, layer_type, options)
+    return Converted(model, placed)
 
 
 def _layer(conv: str, kernels: int, options: dict[str, Any]) -> tuple[type[DepthConv2d], dict[str, Any]]:

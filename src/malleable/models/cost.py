@@ -24,7 +24,7 @@ from malleable.layers import Conv25d, DepthAwareConv2d, DepthConv2d, MalleableCo
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one forward pass."""
+    """What one forward pass costs."""
 
     parameters: int
     products: int  # multiply-adds of convolutions and matrix products
@@ -84,7 +84,7 @@ def operations_per_tap(layer: DepthConv2d) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of Table 1. Multiply-adds in G, parameters in M; None where the paper has no figure."""
+    """One line of Table 1. Multiply-adds in G, parameters in M; None where the paper has no number."""
 
     method: str
     kernels: int
@@ -118,6 +118,6 @@ def table(
         with torch.device("meta"):
             net = DeepLabV3Plus(backbone, classes, conv, kernels, output_stride=output_stride)
         cost = measure(net, size)
-        figures = (cost.multiply_adds / 1e9, cost.parameters / 1e6, cost.assignment / 1e9)
-        rows.append(Row(method, kernels, *figures, *(paper if is_paper else ())))
+        numbers = (cost.multiply_adds / 1e9, cost.parameters / 1e6, cost.assignment / 1e9)
+        rows.append(Row(method, kernels, *numbers, *(paper if is_paper else ())))
     return rows

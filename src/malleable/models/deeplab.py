@@ -25,7 +25,8 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
     """See :func:`deeplabv3plus`, which also loads pretrained weights.
 
     ``save_pretrained(folder)`` writes ``model.safetensors`` and ``config.json``; ``from_pretrained(folder)``, or the
-    name of a repository on the Hugging Face hub, reads them.
+    name of a repository on the Hugging Face hub, reads them. ``settings`` are the arguments that the network was built
+    with.
     """
 
     def __init__(
@@ -45,6 +46,16 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
         super().__init__()
         if num_classes < 1:
             raise ValueError(f"num_classes must be at least 1, got {num_classes}")
+        self.settings: dict[str, Any] = {
+            "backbone": backbone,
+            "num_classes": num_classes,
+            "conv": conv,
+            "kernels": kernels,
+            "stages": stages,
+            "output_stride": output_stride,
+            "merge": merge,
+            **options,
+        }
         self.backbone, channels = build(backbone, output_stride, conv, kernels, stages, options)
         self.aspp = ASPP(channels[-1], list(_RATES[output_stride]), _WIDTH)
         self.merge = Merge(channels, _MERGED) if merge else None

@@ -32,8 +32,8 @@ class Summary:
         rows: list[tuple[str, ...]] = [("layer", "convolution", "rate", "kernels", "parameters", "added")]
         for layer in self.layers:
             rate = "?" if layer.rate is None else f"{layer.rate:g}"
-            figures = (str(layer.kernels), f"{layer.parameters:,}", f"{layer.added:,}")
-            rows.append((layer.name, layer.kind, rate, *figures))
+            numbers = (str(layer.kernels), f"{layer.parameters:,}", f"{layer.added:,}")
+            rows.append((layer.name, layer.kind, rate, *numbers))
         totals = (sum(layer.parameters for layer in self.layers), sum(layer.added for layer in self.layers))
         rows.append((f"{len(self.layers)} layers", "", "", "", *(f"{total:,}" for total in totals)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -53,10 +53,10 @@ def summary(net: nn.Module) -> Summary:
         >>> print(summary(convert(timm.create_model("resnet18"))))
     """
     rates = {
-        id(layer): converted.rates[name]
+        id(layer): placed.rate
         for converted in net.modules()
         if isinstance(converted, Converted)
-        for name, layer in converted.layers().items()
+        for placed, layer in zip(converted.placed, converted.layers().values(), strict=True)
     }
     return Summary(
         tuple(
