@@ -18,7 +18,7 @@ import malleable as mb
 from malleable.data import open_dataset
 from malleable.figures.curves import Assigning, assigning_functions, save
 from malleable.figures.inspection import Seeing, assigning, forerunners, grid_unit, seeing_layers
-from malleable.figures.portrait import METHODS, draw_fields
+from malleable.figures.run import METHODS, draw_fields
 from malleable.files import read_json
 from malleable.reports.statistics import Average, shown
 from malleable.reports.tally import markdown
@@ -41,8 +41,7 @@ def learned(numbers: dict[str, float]) -> list[Seeing]:
 def functions(seeing: Seeing, reach: float = 4.0) -> Assigning:
     """Over relative differences from −reach to reach, in hundredths."""
     d, layer = np.arange(-100 * reach, 100 * reach + 1) / 100, seeing.layer
-    centers, temperature = layer.centers.tolist(), layer.temperature.item()
-    return Assigning(d, *assigning(d, centers, temperature), np.array(centers), temperature)
+    return assigning(d, layer.centers.tolist(), layer.temperature.item())
 
 
 def width(seeing: Seeing) -> float:
@@ -58,7 +57,8 @@ def main() -> None:
         seeds = [learned(run["receptive_field"]) for run in rows[ROW].values()]
         focal = open_dataset(world, "val")[0].camera.focal
         for stage in zip(*seeds, strict=True):
-            cells, cell = [width(seeing) for seeing in stage], grid_unit(stage[0], depth, focal)
+            cells = [width(seeing) for seeing in stage]
+            cell = grid_unit(depth, focal, stage[0].rate, stage[0].layer.dilation)
             temperatures = shown(Average.of(seeing.layer.temperature.item() for seeing in stage))
             metres = f"{mean(cells) * cell:.2f} at {depth:g} m"
             table.append([world, stage[0].stage, shown(Average.of(cells)), temperatures, metres])

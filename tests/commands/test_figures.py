@@ -10,15 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from helpers.toys import MODEL, scenes, write_run
 from malleable import cli
-from malleable.commands.figures import clicked
 from malleable.data import FolderWriter, SyntheticScenes
-from malleable.figures.portrait import NAMES, Focus, Missing, Portrait, picture
-from malleable.figures.run import comparison_figures, run_figures
+from malleable.figures.run import NAMES, Missing, Portrait, comparison_figures, run_figures
 from malleable.inference.load import load_trained, save_trained
 from malleable.runs.config import ModelConfig
 
@@ -127,7 +124,7 @@ def test_receptive_fields_are_drawn_where_the_paper_draws_them(runs: dict[str, P
     assert indoors.place == (1.0, pytest.approx(indoors.samples[0].camera.focal))
     outdoors = Portrait(runs["malleable"], SyntheticScenes("streets", size=(24, 32), length=1))
     assert outdoors.place[0] == 20.0
-    assert Portrait(runs["malleable"], None, None, Focus(depth=3.0, focal=500.0)).place == (3.0, 500.0)
+    assert Portrait(runs["malleable"], depth=3.0, focal=500.0).place == (3.0, 500.0)
 
 
 def test_the_network_is_drawn_as_it_is(runs: dict[str, Path]) -> None:
@@ -215,15 +212,10 @@ def test_a_checkpoint_that_is_not_there_is_an_error(tmp_path: Path, capsys: pyte
     assert "neither a checkpoint nor a folder" in capsys.readouterr().err
 
 
-def test_without_a_display_nothing_can_be_clicked() -> None:
-    pyplot.switch_backend("agg")
-    with pytest.raises(ValueError, match=r"click needs a display .* --pixel X Y"):
-        clicked(picture(DATA[0]))
-
-
 def test_matplotlib_is_loaded_only_to_draw_and_without_its_global_state() -> None:
+    modules = [f"malleable.commands.{verb}" for verb in cli.COMMANDS if verb != "report"]
     code = (
-        "import sys, malleable.figures.run; assert 'matplotlib' not in sys.modules; "
-        "import malleable.figures.curves; assert 'matplotlib.pyplot' not in sys.modules"
+        f"import sys, {', '.join(modules)}; assert 'matplotlib' not in sys.modules; "
+        "import malleable.figures.run; assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -137,7 +137,7 @@ def test_nothing_is_cut_off(draw: Callable[[], Figure]) -> None:
 
 
 def test_all_functions_are_here() -> None:
-    from malleable.figures.portrait import NAMES
+    from malleable.figures.run import NAMES
 
     assert sorted(draw.__name__ for draw in ALL) == sorted(NAMES)
     assert set(NAMES) < set(figures.__all__)

@@ -77,7 +77,7 @@ def test_receptive_fields_in_metres_follow_the_equations(depth: float, focal: fl
 
     fading = receptive_field(seen(DepthAwareConv2d(1, 1, 3, dilation=dilation), rate), depth, focal, metres)
     np.testing.assert_allclose(fading[0], np.exp(-8.3 * np.abs(metres)), 1e-9)
-    assert grid_unit(seen(layer, rate), depth, focal) == pytest.approx(unit)
+    assert grid_unit(depth, focal, rate, layer.dilation) == pytest.approx(unit)
 
 
 def test_no_neighbour_is_behind_the_camera() -> None:
@@ -88,15 +88,16 @@ def test_no_neighbour_is_behind_the_camera() -> None:
 
 def test_methods_of_a_stage_are_seen_over_the_same_metres() -> None:
     layers = [seen(moved(), 4)]
-    fields = fields_in_metres([*forerunners(layers).values(), layers], 1.0, FOCAL)
-    metres = [field["res2"][0] for field in fields]
+    fields = fields_in_metres({**forerunners(layers), "malleable": layers}, 1.0, FOCAL)
+    metres = [field["res2"].metres for field in fields.values()]
     assert all(np.array_equal(metres[0], other) for other in metres)
-    assert [len(field["res2"][1]) for field in fields] == [1, 3, 3]
+    assert [len(field["res2"].g) for field in fields.values()] == [1, 3, 3]
 
 
 def test_assigning_functions_follow_the_equations() -> None:
     d, a, t = np.linspace(-3, 3, 7), [-2.0, -1.0, 0.0, 1.0, 2.0], 0.6
-    h, g = assigning(d, a, t)
+    state = assigning(d, a, t)
+    h, g = state.h, state.g
     np.testing.assert_allclose(g.T, [malleable_by_hand(x, a, t) for x in d])
     assert (h.shape, h[0, 0], h[4, 0]) == ((5, 7), pytest.approx(1 / t), pytest.approx(-25 / t))
 

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from malleable.data.open import open_dataset
-from malleable.figures.history import curves
-from malleable.figures.portrait import NAMES, Focus, Missing, Portrait, picture
 from malleable.files import check_free, whole_path
 from malleable.inference.load import load_trained
-
-if TYPE_CHECKING:  # matplotlib is imported only when something is drawn
-    from matplotlib.figure import Figure
-
-    from malleable.figures.inspection import Array
-
-from malleable.figures.run import _draw
 
 FORMATS = ("png", "svg")
 
@@ -33,7 +22,6 @@ def figures(
     samples: tuple[int, ...] | None = None,
     layer: str | None = None,
     pixel: tuple[int, int] | None = None,
-    click: bool = False,
     depth: float | None = None,
     focal: float | None = None,
     count: int = 50,
@@ -53,16 +41,19 @@ def figures(
         samples: numbers of the samples to show, the first is 0; the first three by default.
         layer: res2 … res5, or a name as in the network figure, for feature maps and neighbours; the first by default.
         pixel: x and y of the pixel whose neighbours are shown; by default one whose neighbours differ.
-        click: choose the pixel in a window.
         depth: metres, for receptive fields; by default 1, or 20 where half of an image is beyond 8 m.
         focal: focal length in pixels, for receptive fields; that of the first sample by default.
         count: the number of samples over which the pixels of each kernel are counted.
         formats: png, svg or both.
         overwrite: replace files that exist.
     """
+    from malleable.figures.curves import save  # matplotlib is imported only when something is drawn
+    from malleable.figures.history import curves
+    from malleable.figures.run import NAMES, Missing, Portrait
+
     names, kinds = _checked("only", only, NAMES) or NAMES, _checked("formats", formats, FORMATS)
-    focus = Focus(samples or Focus.samples, layer, pixel, depth, focal, count, progress=True)
-    portrait = Portrait(Path(checkpoint), None, None if baseline is None else load_trained(baseline), focus)
+    beside = None if baseline is None else load_trained(baseline)
+    portrait = Portrait(Path(checkpoint), None, beside, samples or None, layer, pixel, depth, focal, count, True)
     config = None
     try:
         config = portrait.trained.config
@@ -74,9 +65,7 @@ def figures(
         if data is None and root is None:
             raise ValueError(f"{checkpoint} does not say what it was trained on; add --data FOLDER")
         portrait.dataset = open_dataset(data or str(root), split or val)
-    if click:
-        portrait.focus = replace(focus, pixel=clicked(picture(portrait.samples[0])))
-    _check(portrait, strict=samples is not None)
+    portrait.check()
     folder = Path(out)
     if folder.is_file():
         raise ValueError(f"out must be a folder, but {folder} is a file")
@@ -85,37 +74,17 @@ def figures(
         for kind in kinds:
             check_free(folder / f"{name}.{kind}", overwrite)
     written = 0
-    for name, figure in _draw(portrait, names):
+    for name, figure in portrait.figures(names):
         if isinstance(figure, Missing):
             if only:
                 raise ValueError(f"{name} cannot be drawn: {figure}")
             print(f"{name} is left out: {figure}", file=sys.stderr)
             continue
         for kind in kinds:
-            _write(figure, folder / f"{name}.{kind}")
+            with whole_path(folder / f"{name}.{kind}") as partial:
+                save(figure, str(partial), kind)
         written += 1
     print(f"{written} figures are in {folder} ({', '.join(kinds)})")
-
-
-def clicked(image: Array) -> tuple[int, int]:
-    """The (x, y) that the user clicks on ``image`` (H, W, 3) in a window."""
-    from matplotlib import pyplot
-
-    try:
-        figure, axes = pyplot.subplots()
-        headless = figure.canvas.required_interactive_framework is None
-    except ImportError:  # the environment asks for a toolkit that cannot be used
-        headless = True
-    if headless:
-        raise ValueError("click needs a display and a window toolkit for matplotlib, and finds none; use --pixel X Y")
-    axes.imshow(image)
-    axes.set_title("Click a pixel")
-    points = figure.ginput(1, timeout=0)
-    pyplot.close(figure)
-    if not points:
-        raise ValueError("click: no pixel was chosen; use --pixel X Y")
-    x, y = points[0]
-    return round(x), round(y)
 
 
 def _checked(argument: str, values: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, ...]:
@@ -123,27 +92,3 @@ def _checked(argument: str, values: tuple[str, ...], allowed: tuple[str, ...]) -
         if value not in allowed:
             raise ValueError(f"{argument} must be among {', '.join(allowed)}, got {value!r}")
     return values
-
-
-def _check(portrait: Portrait, strict: bool) -> None:
-    """Refuse what there is not, before the work begins. ``strict``: all samples must be there."""
-    focus = portrait.focus
-    for name, value in (("depth", focus.depth), ("focal", focus.focal)):
-        if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"{name} must be positive, got {value}")
-    if focus.count < 1:
-        raise ValueError(f"count must be at least 1, got {focus.count}")
-    for sample in focus.samples if strict else ():
-        if not 0 <= sample < len(portrait.data):
-            raise ValueError(f"samples must be in 0..{len(portrait.data) - 1} for {portrait.data.name}, got {sample}")
-    if focus.layer is not None:
-        _ = portrait.chosen
-    if focus.pixel is not None:
-        _ = portrait.pixel
-
-
-def _write(figure: Figure, path: Path) -> None:
-    from malleable.figures.curves import save
-
-    with whole_path(path) as partial:
-        save(figure, str(partial), path.suffix[1:])

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from statistics import fmean
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from malleable.assign import handle_invalid, malleable_logits
 from malleable.data.sample import Sample, collate
 from malleable.data.transforms import eval_transform
-from malleable.geometry import Differences, Geometry
+from malleable.figures.curves import Assigning, Field
+from malleable.figures.style import Array
+from malleable.geometry import Geometry
 from malleable.layers import Conv25d, DepthAwareConv2d, DepthConv2d, MalleableConv2d
 from malleable.models import DeepLabV3Plus
 from malleable.models.convert import Placed
 from malleable.ops import depth_conv2d
-from malleable.ops.window import Window
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Seeing(Placed):
 
     @property
     def centers(self) -> Array:
-        """Where each kernel looks, (K,): learned centres, or the middles of the cells of a 2.5D convolution."""
+        """Where each kernel looks, (K,): learned centers, or the middles of the cells of a 2.5D convolution."""
         if isinstance(self.layer, MalleableConv2d):
             return _numpy(self.layer.centers)[1:-1]
         return np.arange(self.layer.kernels) - (self.layer.kernels - 1) / 2
@@ -52,52 +50,52 @@ def seeing_layers(net: DeepLabV3Plus) -> list[Seeing]:
 
 
 @torch.no_grad()
-def assigning(d: Array, centers: Sequence[float], temperature: float) -> tuple[Array, Array]:
-    """h_0 … h_{K+1} (K + 2, D) and g_1 … g_K (K, D) at relative differences ``d`` (D,), in float64."""
+def assigning(d: Array, centers: Sequence[float], temperature: float) -> Assigning:
+    """Evaluate h_0 … h_{K+1} and g_1 … g_K at relative differences ``d`` (D,), in float64."""
     a = torch.tensor(centers, dtype=torch.float64)
     h = malleable_logits(torch.from_numpy(d)[None].double(), a, temperature)[0]
-    return h.numpy(), h.softmax(0)[1:-1].numpy()
+    return Assigning(d, h.numpy(), h.softmax(0)[1:-1].numpy(), np.array(centers), temperature)
+
+
+def grid_unit(depth: float, focal: float, rate: float, dilation: Sequence[int]) -> float:
+    """Metres that count as a relative difference of 1 at ``depth`` (Eq. 1)."""
+    return rate * fmean(dilation) * depth / focal
 
 
 @torch.no_grad()
 def receptive_field(seeing: Seeing, depth: float, focal: float, metres: Array) -> Array:
-    """g_k (K, D) of neighbours that lie ``metres`` (D,) behind a centre pixel at ``depth``.
+    """Evaluate g_k (K, D) at neighbours that lie ``metres`` (D,) behind a centre pixel at ``depth``.
 
-    NaN for neighbours that would be behind the camera.
+    NaN stands for neighbours that would be behind the camera.
     """
-    window, geometry, size = _pair(seeing, depth, focal, metres)
-    seen = _differences(seeing.layer, geometry, window, size, torch.float64)
-    g = seeing.layer.receptive_field(seen.value[:, 0, 0, 0])  # type: ignore[operator]
-    return np.where(seen.valid[:, 0, 0, 0].numpy(), g.numpy(), np.nan)
-
-
-def grid_unit(seeing: Seeing, depth: float, focal: float) -> float:
-    """Metres that count as a relative difference of 1 at ``depth`` (Eq. 1)."""
-    step = depth / 100
-    window, geometry, size = _pair(seeing, depth, focal, np.array([step]))
-    return -step / geometry.relative_depth(window, size, torch.float64).value[0, 0, 0, 0].item()
+    layer = seeing.layer
+    in_metres = isinstance(layer, DepthAwareConv2d)
+    unit = 1.0 if in_metres else grid_unit(depth, focal, seeing.rate, layer.dilation)
+    g = layer.receptive_field(torch.from_numpy(-metres / unit))  # type: ignore[operator]
+    return np.where(depth + metres > 0, g.numpy(), np.nan)
 
 
 def fields_in_metres(
-    methods: Sequence[Sequence[Seeing]], depth: float, focal: float
-) -> list[dict[str, tuple[Array, Array, Array]]]:
-    """Of each method: stage → metres behind the centre pixel (D,), g (K, D), centers (K,).
+    methods: Mapping[str, Sequence[Seeing]], depth: float, focal: float
+) -> dict[str, dict[str, Field]]:
+    """Evaluate the receptive fields of ``methods``: method → stage → field.
 
     All methods of a stage are looked at over the same metres.
     """
     reach: dict[str, float] = {}
-    for seeing in (seeing for layers in methods for seeing in layers):
+    for seeing in (seeing for layers in methods.values() for seeing in layers):
         outermost = float(np.abs(seeing.centers).max()) + 2.5  # grid cells
-        reach[seeing.stage] = max(outermost * grid_unit(seeing, depth, focal), reach.get(seeing.stage, 0.0))
+        far = outermost * grid_unit(depth, focal, seeing.rate, seeing.layer.dilation)
+        reach[seeing.stage] = max(far, reach.get(seeing.stage, 0.0))
     metres = {stage: np.linspace(-far, far, 401) for stage, far in reach.items()}
-    return [
-        {s.stage: (metres[s.stage], receptive_field(s, depth, focal, metres[s.stage]), s.centers) for s in layers}
-        for layers in methods
-    ]
+    return {
+        name: {s.stage: Field(m := metres[s.stage], receptive_field(s, depth, focal, m), s.centers) for s in layers}
+        for name, layers in methods.items()
+    }
 
 
 def forerunners(layers: Sequence[Seeing]) -> dict[str, list[Seeing]]:
-    """Depth-aware and 2.5D convolutions, as they are by default, in the places of ``layers``."""
+    """Put depth-aware and 2.5D convolutions, as they are by default, in the places of ``layers``."""
     placed: dict[str, list[Seeing]] = {"depth_aware": [], "conv25d": []}
     for seeing in layers:
         layer = seeing.layer
@@ -107,25 +105,6 @@ def forerunners(layers: Sequence[Seeing]) -> dict[str, list[Seeing]]:
     return placed
 
 
-def _pair(seeing: Seeing, depth: float, focal: float, metres: Array) -> tuple[Window, Geometry, tuple[int, int]]:
-    """One image for each of ``metres``: on its map, ``dilation`` apart, the neighbour and the centre of a window."""
-    dilation = seeing.layer.dilation
-    window, size = Window.of((1, 2), dilation=dilation), (1, 1 + dilation[1])
-    depths = torch.full((len(metres), 1, *size), depth, dtype=torch.float64)
-    depths[:, 0, 0, 0] += torch.from_numpy(metres)
-    image = depths.repeat_interleave(seeing.rate, 2).repeat_interleave(seeing.rate, 3)
-    return window, Geometry(image, focal), size
-
-
-def _differences(
-    layer: DepthConv2d, geometry: Geometry, window: Window, size: Sequence[int], dtype: torch.dtype = torch.float32
-) -> Differences:
-    """In the unit that ``layer`` sees: metres or grid cells."""
-    if isinstance(layer, DepthAwareConv2d):
-        return geometry.depth_difference(window, size, dtype)
-    return geometry.relative_depth(window, size, dtype)
-
-
 def _assignment(seeing: Seeing, geometry: Geometry) -> tuple[Tensor, Tensor, Tensor]:
     """g_k (N, K, taps, Hout, Wout), without scales.
 
@@ -133,7 +112,8 @@ def _assignment(seeing: Seeing, geometry: Geometry) -> tuple[Tensor, Tensor, Ten
     """
     layer, (height, width) = seeing.layer, geometry.depth.shape[-2:]
     size = (math.ceil(height / seeing.rate), math.ceil(width / seeing.rate))
-    seen = _differences(layer, geometry, layer.window, size)
+    metres = isinstance(layer, DepthAwareConv2d)
+    seen = (geometry.depth_difference if metres else geometry.relative_depth)(layer.window, size)
     g = layer.receptive_field(seen.value).transpose(0, 1)  # type: ignore[operator]
     inside = torch.cat(list(layer.window.views(torch.ones(1, 1, *size))), dim=1)
     return handle_invalid(g, seen.valid, layer.invalid), inside[:, None], seen.valid[:, None]
