@@ -16,7 +16,8 @@ from helpers.toys import MODEL, scenes, write_run
 from malleable import cli
 from malleable.data import FolderWriter, SyntheticScenes
 from malleable.figures.run import NAMES, Missing, Portrait, comparison_figures, run_figures
-from malleable.inference.load import load_trained, save_trained
+from malleable.inference.load import load_trained
+from malleable.inference.share import share
 from malleable.runs.config import ModelConfig
 
 DATA = scenes(3)
@@ -164,8 +165,7 @@ def test_all_figures_that_can_be_drawn_are_and_the_others_are_named(
 
 def test_a_shared_network_is_drawn_too(runs: dict[str, Path], tmp_path: Path) -> None:
     shared = tmp_path / "shared"
-    shared.mkdir()
-    save_trained(load_trained(runs["malleable"]), shared)
+    share(load_trained(runs["malleable"]), shared)
     assert figures(shared, "--out", tmp_path, "--only", "assigning_functions", "network", "--formats", "svg") == 0
     options = ["--data", runs["data"], "--only", "qualitative", "rebalancing", "--formats", "png"]
     assert figures(shared, "--out", tmp_path, *options) == 0

@@ -18,8 +18,9 @@ from malleable import cli
 from malleable.commands.evaluate import show
 from malleable.data import FolderWriter
 from malleable.inference.evaluate import evaluate_network
-from malleable.inference.load import load_trained, save_trained
+from malleable.inference.load import load_trained
 from malleable.inference.probabilities import probabilities
+from malleable.inference.share import share
 from malleable.runs.scores import Protocol, Scores
 
 DATA = scenes()
@@ -140,7 +141,7 @@ def test_weights_that_are_not_finite_are_an_error(
     name = next(name for name, buffer in trained.net.named_buffers() if name.endswith("running_var"))
     trained.net.get_buffer(name)[0] = torch.nan
     if shared:
-        save_trained(trained, tmp_path)
+        share(trained, tmp_path)
     else:
         content = torch.load(run / "checkpoints/step-00000007.pt", weights_only=True)
         torch.save({**content, "model": trained.net.state_dict()}, tmp_path / "nan.pt")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from malleable.inference.load import CONFIG, WEIGHTS, load_trained
-from malleable.inference.share import HUB, _check_free, _into
+from malleable.inference.share import HUB, check_folder, share
 
 
 def pull(source: str, out: str, revision: str | None = None, overwrite: bool = False) -> None:
@@ -17,7 +17,7 @@ def pull(source: str, out: str, revision: str | None = None, overwrite: bool = F
         revision: a branch, tag or commit of the repository.
         overwrite: replace files that the folder holds.
     """
-    _check_free(Path(out), overwrite)
+    check_folder(Path(out), overwrite)
     folder = source
     if source.startswith(HUB):
         from huggingface_hub import snapshot_download
@@ -27,5 +27,5 @@ def pull(source: str, out: str, revision: str | None = None, overwrite: bool = F
         raise FileNotFoundError(f"there is no folder {source}; a repository on the hub is written hf://owner/name")
     if not (Path(folder) / WEIGHTS).is_file():
         raise ValueError(f"{source} has no {WEIGHTS}; files of other formats are not taken, they could run code")
-    _into(load_trained(folder), Path(out), overwrite)
+    share(load_trained(folder), Path(out), overwrite)
     print(f"{out} is ready; use it wherever a command takes a checkpoint")

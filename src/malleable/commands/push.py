@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from malleable.inference.load import load_trained
-from malleable.inference.share import FILES, HUB, _into, _write
+from malleable.inference.share import FILES, HUB, share
 
 
 def push(checkpoint: str, target: str, private: bool = False, overwrite: bool = False) -> None:
@@ -22,14 +22,14 @@ def push(checkpoint: str, target: str, private: bool = False, overwrite: bool = 
     """
     trained = load_trained(checkpoint)
     if not target.startswith(HUB):
-        _into(trained, Path(target), overwrite)
+        share(trained, Path(target), overwrite)
         print(f"{target} is ready; 'malleable pull {target} OUT' and every command that takes a checkpoint read it")
         return
     from huggingface_hub import HfApi
 
     api = HfApi()
     with TemporaryDirectory() as temporary:
-        _write(trained, Path(temporary))
+        share(trained, Path(temporary))
         repository = api.create_repo(target.removeprefix(HUB), private=private, exist_ok=True).repo_id
         commit = api.upload_folder(
             repo_id=repository, folder_path=temporary, allow_patterns=list(FILES), commit_message="Weights and config"

@@ -1,4 +1,4 @@
-"""A trained network from wherever it lies: a checkpoint, a run's folder, or a folder made by ``save_pretrained``."""
+"""A trained network from wherever it lies: a checkpoint, a run's folder, or a folder that was shared."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from malleable.runs.checkpoint import FOLDER, check_finite, read_checkpoint
 from malleable.runs.config import Config, build_network
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+"""What a folder that was shared holds; ``malleable.inference.share`` writes it."""
 
 
 @dataclass(frozen=True)
@@ -45,34 +46,19 @@ def load_trained(path: str | Path, device: str = "cpu") -> Trained:
         device: ``"auto"`` takes a GPU if there is one.
     """
     path = Path(path)
-    trained = _from_folder(path) if (path / WEIGHTS).is_file() else _from_checkpoint(path)
+    trained = _from_shared(path) if (path / WEIGHTS).is_file() else _from_checkpoint(path)
     trained.net.to(choose_device(device)).eval()
     return trained
 
 
 def choose_device(device: str) -> torch.device:
-    """``"auto"``, or a device as torch names it."""
+    """Find the device that ``"auto"`` or one of torch's names stands for."""
     try:
         chosen = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, ImportError) as error:
         raise ValueError(f"device must be auto, cpu, cuda or cuda:N, and torch must find it, got {device!r}") from error
     return chosen
-
-
-def save_trained(trained: Trained, folder: Path) -> None:
-    """Write model.safetensors, which also carries classes, palette, data set and step, and config.json."""
-    from safetensors.torch import save_model
-
-    about = {
-        "format": "pt",
-        "classes": json.dumps(list(trained.classes)),
-        "palette": json.dumps([list(colour) for colour in trained.palette]),
-        "dataset": json.dumps(trained.dataset),
-        "step": json.dumps(trained.step),
-    }
-    save_model(trained.net, str(folder / WEIGHTS), metadata=about)
-    (folder / CONFIG).write_text(json.dumps(trained.net.settings, indent=2, sort_keys=True) + "\n")
 
 
 def _from_checkpoint(path: Path) -> Trained:
@@ -86,7 +72,7 @@ def _from_checkpoint(path: Path) -> Trained:
     )
 
 
-def _from_folder(folder: Path) -> Trained:
+def _from_shared(folder: Path) -> Trained:
     read_json(folder / CONFIG)  # from_pretrained would build a default network if it were missing
     try:
         net = DeepLabV3Plus.from_pretrained(folder)

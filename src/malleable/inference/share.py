@@ -1,13 +1,14 @@
-"""``malleable push`` and ``pull``: weights as safetensors and their config, in a folder or on the Hugging Face hub."""
+"""A trained network as a folder to share: weights as safetensors, their config and a model card, and nothing else."""
 
 from __future__ import annotations
 
+import json
 import re
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from malleable.inference.load import CONFIG, WEIGHTS, Trained, save_trained
+from malleable.inference.load import CONFIG, WEIGHTS, Trained
 
 HUB = "hf://"
 CARD = "README.md"
@@ -15,8 +16,43 @@ FILES = (WEIGHTS, CONFIG, CARD)
 """All that is ever shared."""
 
 
+def share(trained: Trained, folder: Path, overwrite: bool = False) -> None:
+    """Write a network's files into ``folder``, all of them or none."""
+    check_folder(folder, overwrite)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent) as temporary:
+        _write(trained, Path(temporary))
+        folder.mkdir(exist_ok=True)
+        for name in FILES:
+            (Path(temporary) / name).replace(folder / name)
+
+
+def check_folder(folder: Path, overwrite: bool) -> None:
+    """Raise if ``folder`` cannot be written, before the work that leads to it begins."""
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file; give the name of a folder")
+    taken = [name for name in FILES if (folder / name).exists()]
+    if taken and not overwrite:
+        raise FileExistsError(f"{folder} holds {', '.join(taken)} and is left as it is; choose another or --overwrite")
+
+
+def _write(trained: Trained, folder: Path) -> None:
+    from safetensors.torch import save_model
+
+    about = {
+        "format": "pt",
+        "classes": json.dumps(list(trained.classes)),
+        "palette": json.dumps([list(colour) for colour in trained.palette]),
+        "dataset": json.dumps(trained.dataset),
+        "step": json.dumps(trained.step),
+    }
+    save_model(trained.net, str(folder / WEIGHTS), metadata=about)
+    (folder / CONFIG).write_text(json.dumps(trained.net.settings, indent=2, sort_keys=True) + "\n")
+    (folder / CARD).write_text(card(trained), encoding="utf-8")
+
+
 def card(trained: Trained) -> str:
-    """The model card: what the network is, what it learned from, how to use it."""
+    """Write the model card: what the network is, what it learned from, how to use it."""
     rows = [f"| {name} | {_literal(value)} |" for name, value in sorted(trained.net.settings.items())]
     learned = f" It was trained on {_literal(trained.dataset)}" if trained.dataset else ""
     learned += f" for {trained.step} steps." if learned and trained.step is not None else "." if learned else ""
@@ -49,27 +85,3 @@ def _literal(value: object) -> str:
     """``value`` in Markdown that shows it as it is, in one line: no markup, no HTML."""
     text = escape(" ".join(str(value).split()), quote=False)
     return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", text)
-
-
-def _into(trained: Trained, folder: Path, overwrite: bool) -> None:
-    """Write a network's files into ``folder``, all of them or none."""
-    _check_free(folder, overwrite)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder.parent) as temporary:
-        _write(trained, Path(temporary))
-        folder.mkdir(exist_ok=True)
-        for name in FILES:
-            (Path(temporary) / name).replace(folder / name)
-
-
-def _write(trained: Trained, folder: Path) -> None:
-    save_trained(trained, folder)
-    (folder / CARD).write_text(card(trained), encoding="utf-8")
-
-
-def _check_free(folder: Path, overwrite: bool) -> None:
-    if folder.is_file():
-        raise ValueError(f"{folder} is a file; give the name of a folder")
-    taken = [name for name in FILES if (folder / name).exists()]
-    if taken and not overwrite:
-        raise FileExistsError(f"{folder} holds {', '.join(taken)} and is left as it is; choose another or --overwrite")
