@@ -149,7 +149,7 @@ def test_settings_of_the_process_are_left_alone() -> None:
     assert dict(matplotlib.rcParams) == before
 
 
-def test_kernels_are_named_by_the_sign_of_their_centre_not_by_their_number() -> None:
+def test_kernels_are_named_by_the_sign_of_their_center_not_by_their_number() -> None:
     assert sides([-1, 0, 1]) == ["behind", "same depth", "in front"]
     assert sides([1.3, 0.2, -0.9]) == ["in front", "same depth", "behind"]
     assert sides([-0.5, 0.5]) == ["behind", "in front"]
@@ -193,7 +193,7 @@ def test_receptive_fields_are_scaled_to_the_highest_kernel_of_a_panel() -> None:
 
 
 def test_bars_are_the_shares_from_behind_to_in_front() -> None:
-    figure = rebalancing()  # its centres go from in front to behind
+    figure = rebalancing()  # its centers go from in front to behind
     heights = [bar.get_height() for bar in figure.axes[0].patches]
     np.testing.assert_allclose(heights, [20, 70, 10, 30, 40, 30])
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["behind", "same\ndepth", "in\nfront"]

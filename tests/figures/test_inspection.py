@@ -167,7 +167,7 @@ def test_channels_to_show_vary_and_differ() -> None:
 def test_neighbours_lie_a_rate_and_a_dilation_apart() -> None:
     seeing = seen(moved(stride=2, padding=2, dilation=2), 4)
     found = neighbours(seeing, sample_of(torch.ones(64, 96)), (41, 26))
-    assert found.centre == (40, 24)
+    assert found.pixel == (40, 24)
     assert found.taps[[0, 4, 8]].tolist() == [[32, 16], [40, 24], [48, 32]]
     corner = neighbours(seeing, sample_of(torch.ones(64, 96)), (0, 0))
     assert corner.inside.tolist() == [False] * 4 + [True, True, False, True, True]
@@ -177,7 +177,7 @@ def test_by_default_a_pixel_is_shown_whose_neighbours_differ() -> None:
     depth = torch.full((16, 16), 2.0)
     depth[:, 9:] -= 2.0 / FOCAL
     found = neighbours(seen(MalleableConv2d(1, 1, 3, padding=1), 1), sample_of(depth))
-    assert found.centre[0] in (8, 9)
+    assert found.pixel[0] in (8, 9)
 
 
 def test_by_default_the_whole_window_lies_on_the_map_and_has_depth() -> None:

@@ -68,7 +68,7 @@ class Assigning:
 
 @dataclass(frozen=True)
 class Field:
-    """The depth receptive field of one layer: g (K, D) of neighbours ``metres`` (D,) behind the centre pixel.
+    """The depth receptive field of one layer: g (K, D) of neighbours ``metres`` (D,) behind the center pixel.
 
     centers: (K,), where each kernel looks, in grid cells.
     """
@@ -93,7 +93,7 @@ class FieldPath:
 
 @styled
 def assigning_functions(states: Mapping[str, Assigning]) -> Figure:
-    """h_k above, g_k below (paper, Fig. 2 and appendix 3), for every state: at the start, in each layer.
+    """Draw h_k above, g_k below (paper, Fig. 2 and appendix 3), for every state: at the start, in each layer.
 
     Args:
         states: title → functions.
@@ -126,13 +126,13 @@ def assigning_functions(states: Mapping[str, Assigning]) -> Figure:
 
 @styled
 def receptive_fields(methods: Mapping[str, Mapping[str, Field]], depth: float, focal: float) -> Figure:
-    """Depth receptive fields in metres (paper, Fig. 4 and appendix 4): a row a method, a column a stage.
+    """Draw depth receptive fields in metres (paper, Fig. 4 and appendix 4): a row a method, a column a stage.
 
     As in the paper, every panel is scaled to the height of its highest kernel.
 
     Args:
         methods: method → stage (res2 …) → its field.
-        depth: of the centre pixel in metres.
+        depth: of the center pixel in metres.
         focal: pixels.
     """
     stages = sorted({stage for fields in methods.values() for stage in fields})
@@ -165,7 +165,7 @@ def receptive_fields(methods: Mapping[str, Mapping[str, Field]], depth: float, f
 
 @styled
 def rebalancing(layers: Mapping[str, tuple[Array, Array, Array]], counted: str) -> Figure:
-    """Which share of all assigned pixels each kernel has, before and after rebalancing (paper, Fig. 3, appendix 5).
+    """Draw the part of all assigned pixels that each kernel has, before and after rebalancing (paper, Fig. 3).
 
     Args:
         layers: title → (shares before, shares after, centers), each (K,).
@@ -194,7 +194,7 @@ def rebalancing(layers: Mapping[str, tuple[Array, Array, Array]], counted: str) 
 
 @styled
 def training(runs: Mapping[str, Mapping[str, tuple[Array, Array]]]) -> Figure:
-    """How runs went.
+    """Draw how runs went.
 
     Args:
         runs: shown name → of ``loss``, ``lr`` and ``miou`` those there are → (steps, values), both (S,).
@@ -221,7 +221,7 @@ def training(runs: Mapping[str, Mapping[str, tuple[Array, Array]]]) -> Figure:
 
 @styled
 def receptive_field_path(layers: Mapping[str, FieldPath]) -> Figure:
-    """How centers, temperature and scales moved in training, a column a layer.
+    """Draw how centers, temperature and scales moved in training, a column a layer.
 
     Args:
         layers: title → path.
@@ -248,14 +248,14 @@ def receptive_field_path(layers: Mapping[str, FieldPath]) -> Figure:
 
 
 def _kernels(centers: Array) -> Iterable[tuple[str, str]]:
-    """Label and colour of every kernel."""
+    """Pair the label and the colour of every kernel."""
     return zip(kernel_labels(centers), kernel_colours(centers), strict=True)
 
 
 def _kernel_legend(
     figure: Figure, centers: Iterable[Array], others: Mapping[str, tuple[Any, str]] | None = None
 ) -> None:
-    """A legend of all kernels that occur, from behind to in front, and of ``others``: label → (dashes, colour)."""
+    """Add a legend of all kernels that occur, from behind to in front, and of ``others``: label → (dashes, colour)."""
     kernels = {
         place: kernel for layer in centers for place, kernel in zip(kernel_places(layer), _kernels(layer), strict=True)
     }

@@ -33,7 +33,7 @@ class Stage:
 def network(
     title: str, stem: int | None, stages: Sequence[Stage], aspp: Sequence[int], merge: bool, width: int, classes: int
 ) -> Figure:
-    """Stem, stages, ASPP and decoder as boxes, with strides; layers that see depth hang below their stage.
+    """Draw stem, stages, ASPP and decoder as boxes, with strides; layers that see depth hang below their stage.
 
     Args:
         stem: stride of the stem's output, None if not known.
@@ -88,7 +88,7 @@ def network(
 
 
 def _box(axes: Any, x: float, y: float, width: float, height: float, edge: str) -> None:
-    """Centred on (x, y)."""
+    """Draw a box centered on (x, y)."""
     shape = "round,pad=0,rounding_size=0.08"
     corner = (x - width / 2, y - height / 2)
     axes.add_patch(FancyBboxPatch(corner, width, height, shape, facecolor=PALE, edgecolor=edge, linewidth=1.6))

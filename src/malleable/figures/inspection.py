@@ -40,7 +40,7 @@ class Seeing(Placed):
 
 
 def seeing_layers(net: DeepLabV3Plus) -> list[Seeing]:
-    """The depth-seeing layers of ``net`` from res2 to res5; none for an RGB baseline."""
+    """List the depth-seeing layers of ``net`` from res2 to res5; none for an RGB baseline."""
     found = (
         Seeing(placed.name, placed.stage, int(placed.rate), layer)
         for placed, layer in zip(net.backbone.placed, net.backbone.layers().values(), strict=True)
@@ -58,13 +58,13 @@ def assigning(d: Array, centers: Sequence[float], temperature: float) -> Assigni
 
 
 def grid_unit(depth: float, focal: float, rate: float, dilation: Sequence[int]) -> float:
-    """Metres that count as a relative difference of 1 at ``depth`` (Eq. 1)."""
+    """Return the metres that count as a relative difference of 1 at ``depth`` (Eq. 1)."""
     return rate * fmean(dilation) * depth / focal
 
 
 @torch.no_grad()
 def receptive_field(seeing: Seeing, depth: float, focal: float, metres: Array) -> Array:
-    """Evaluate g_k (K, D) at neighbours that lie ``metres`` (D,) behind a centre pixel at ``depth``.
+    """Evaluate g_k (K, D) at neighbours that lie ``metres`` (D,) behind a center pixel at ``depth``.
 
     NaN stands for neighbours that would be behind the camera.
     """
@@ -106,7 +106,7 @@ def forerunners(layers: Sequence[Seeing]) -> dict[str, list[Seeing]]:
 
 
 def _assignment(seeing: Seeing, geometry: Geometry) -> tuple[Tensor, Tensor, Tensor]:
-    """g_k (N, K, taps, Hout, Wout), without scales.
+    """Evaluate g_k (N, K, taps, Hout, Wout), without scales.
 
     Also which taps lie on the map (1, 1, taps, Hout, Wout), and where depth is known (N, 1, taps, Hout, Wout).
     """
@@ -121,7 +121,7 @@ def _assignment(seeing: Seeing, geometry: Geometry) -> tuple[Tensor, Tensor, Ten
 
 @torch.no_grad()
 def kernel_shares(layers: Sequence[Seeing], samples: Iterable[Sample]) -> list[tuple[Array, Array]]:
-    """Of each malleable layer the shares (K,) of what all its kernels take, before and after rebalancing.
+    """Count the share (K,) that each kernel of each malleable layer takes, before and after rebalancing.
 
     Counted are the sums of g_k and of s_k · g_k over all pixels and taps on the map. A tap without depth counts as the
     layer's ``invalid`` says.
@@ -142,7 +142,7 @@ def kernel_shares(layers: Sequence[Seeing], samples: Iterable[Sample]) -> list[t
 
 @torch.no_grad()
 def contributions(net: nn.Module, layer: DepthConv2d, sample: Sample) -> Array:
-    """What each kernel of ``layer`` adds to its output for ``sample``: (K, C, Hout, Wout), all but the bias."""
+    """Compute what each kernel of ``layer`` adds to its output for ``sample``: (K, C, Hout, Wout), all but the bias."""
     seen: list[tuple[Tensor, Geometry]] = []
     handle = layer.register_forward_hook(lambda module, args, output: seen.append(args))
     try:
@@ -160,7 +160,7 @@ def contributions(net: nn.Module, layer: DepthConv2d, sample: Sample) -> Array:
 
 
 def telling_channels(maps: Array) -> list[int]:
-    """The channel of ``maps`` (C, H, W) that varies most, and of those that vary half as much the one least like it."""
+    """Find the channel of ``maps`` (C, H, W) that varies most, and of those half as lively the one least like it."""
     rows = maps.reshape(len(maps), -1)
     rows = rows - rows.mean(1, keepdims=True)
     spread = np.linalg.norm(rows, axis=1)
@@ -171,12 +171,12 @@ def telling_channels(maps: Array) -> list[int]:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The taps of one output pixel of a layer. ``centre`` and ``taps`` (T, 2) are (x, y) in the image.
+    """The taps of one output pixel of a layer. ``pixel`` and ``taps`` (T, 2) are (x, y) in the image.
 
     g: (K, T); inside: (T,) bool, the tap lies on the map.
     """
 
-    centre: tuple[int, int]
+    pixel: tuple[int, int]
     taps: Array
     g: Array
     inside: Array
@@ -184,7 +184,7 @@ class Neighbours:
 
 @torch.no_grad()
 def neighbours(seeing: Seeing, sample: Sample, pixel: tuple[int, int] | None = None) -> Neighbours:
-    """Which neighbours each kernel of a layer takes at the output pixel nearest to ``pixel`` (x, y).
+    """Find the neighbours that each kernel of a layer takes at the output pixel nearest to ``pixel`` (x, y).
 
     By default where neighbours differ most in which kernel takes them, of the pixels whose whole window lies on the map
     and has depth; if there is none, of those whose window lies on the map.
@@ -210,7 +210,7 @@ def neighbours(seeing: Seeing, sample: Sample, pixel: tuple[int, int] | None = N
         )
     x, y = np.meshgrid(columns[j], rows[i])
     return Neighbours(
-        centre=(int(columns[j, middle[1]]), int(rows[i, middle[0]])),
+        pixel=(int(columns[j, middle[1]]), int(rows[i, middle[0]])),
         taps=np.stack([x.ravel(), y.ravel()], axis=1),
         g=_numpy(g[:, :, i, j]),
         inside=_numpy(inside[0, :, i, j]) > 0,

@@ -44,7 +44,7 @@ def qualitative(
     classes: Sequence[str],
     palette: Sequence[Sequence[int]],
 ) -> Figure:
-    """Results beside the truth, a row a sample (paper, Fig. 5).
+    """Draw results beside the truth, a row a sample (paper, Fig. 5).
 
     The last column shows where the last prediction errs; if there are several, compared with the first.
 
@@ -79,7 +79,7 @@ def qualitative(
 def feature_maps(
     images: Sequence[Array], parts: Sequence[Array], centers: Array, channels: Sequence[int], layer: str
 ) -> Figure:
-    """What each kernel of a layer adds to chosen channels of its output (paper, appendix 6), and their sum.
+    """Draw what each kernel of a layer adds to chosen channels of its output (paper, appendix 6), and their sum.
 
     Args:
         images: (H, W, 3) uint8.
@@ -124,23 +124,23 @@ def neighbours(
     taps: Array,
     g: Array,
     inside: Array,
-    centre: tuple[int, int],
+    pixel: tuple[int, int],
     centers: Array,
     layer: str,
 ) -> Figure:
-    """Which neighbours of a pixel each kernel of a layer takes, drawn over the image.
+    """Draw over the image which neighbours of a pixel each kernel of a layer takes.
 
     Args:
         image: (H, W, 3) uint8. depth: (H, W) metres, 0 = unknown.
         taps: (T, 2), (x, y) of each tap in the image. g: (K, T). inside: (T,) bool, the tap lies in the image.
-        centre: (x, y) of the pixel.
+        pixel: (x, y) of the pixel.
         centers: (K,), where each kernel looks.
         layer: its name, for the title.
     """
     height, width = depth.shape
-    reach = max(16, int(1.6 * np.abs(taps - centre).max()))
-    left, right, top, bottom = _around(centre, reach, width, height)
-    apart = min((float(np.abs(tap - centre).max()) for tap in taps if tuple(tap) != centre), default=reach)
+    reach = max(16, int(1.6 * np.abs(taps - pixel).max()))
+    left, right, top, bottom = _around(pixel, reach, width, height)
+    apart = min((float(np.abs(tap - pixel).max()) for tap in taps if tuple(tap) != pixel), default=reach)
     order = np.argsort(centers)
     names, colours = kernel_labels(centers), kernel_colours(centers)
     columns = 2 + len(order)
@@ -152,7 +152,7 @@ def neighbours(
     panels[0].add_patch(Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor="white",
                                   linewidth=2.5))  # fmt: skip
     panels[0].add_patch(Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor=INK))
-    panels[0].set_title(f"pixel ({centre[0]}, {centre[1]})", pad=9)
+    panels[0].set_title(f"pixel ({pixel[0]}, {pixel[1]})", pad=9)
     norm = _depth_norm([depth[top:bottom, left:right]])
     _show(panels[1], _depth_colours(depth, norm))
     panels[1].scatter(*taps[inside].T, s=14, color="white", edgecolors=INK, linewidths=0.8)
@@ -165,8 +165,8 @@ def neighbours(
         panel.set_title(names[k], color=colours[k], weight="bold", pad=9)
     for panel in panels[1:]:
         panel.set(xlim=(left - 0.5, right - 0.5), ylim=(bottom - 0.5, top - 0.5))
-        panel.plot(*centre, marker="+", color="white", markersize=9, markeredgewidth=2.4)
-        panel.plot(*centre, marker="+", color=INK, markersize=8, markeredgewidth=1)
+        panel.plot(*pixel, marker="+", color="white", markersize=9, markeredgewidth=2.4)
+        panel.plot(*pixel, marker="+", color=INK, markersize=8, markeredgewidth=1)
     _depth_bar(figure, norm, list(panels), shrink=0.3)
     for panel in panels:
         panel.set_anchor("N")
@@ -174,11 +174,11 @@ def neighbours(
     return figure
 
 
-def _around(centre: tuple[int, int], reach: int, width: int, height: int) -> tuple[int, int, int, int]:
-    """Left, right, top, bottom of a square with ``centre`` in it, in its middle unless the image ends there."""
+def _around(pixel: tuple[int, int], reach: int, width: int, height: int) -> tuple[int, int, int, int]:
+    """Find left, right, top, bottom of a square with ``pixel`` in its middle, unless the image ends there."""
     left, top = (
         int(np.clip(at - reach, 0, max(0, length - 2 * reach - 1)))
-        for at, length in zip(centre, (width, height), strict=True)
+        for at, length in zip(pixel, (width, height), strict=True)
     )
     return left, min(width, left + 2 * reach + 1), top, min(height, top + 2 * reach + 1)
 
@@ -191,14 +191,14 @@ def _show(panel: Any, picture: Array, **options: Any) -> None:
 
 
 def _depth_norm(depths: Sequence[Array]) -> LogNorm:
-    """Logarithmic, from the nearest to the farthest known depth but for the outermost hundredths."""
+    """Scale depth by its logarithm, from the nearest to the farthest known but for the outermost hundredths."""
     known = np.concatenate([depth[np.isfinite(depth) & (depth > 0)] for depth in depths])
     near, far = np.percentile(known, [1, 99]) if known.size else (1.0, 10.0)
     return LogNorm(near, max(far, 1.05 * near), clip=True)
 
 
 def _depth_colours(depth: Array, norm: Normalize) -> Array:
-    """(H, W, 3) of 0..1, unknown depth in white, which is brighter than every known depth."""
+    """Colour depth: (H, W, 3) of 0..1, unknown depth in white, which is brighter than every known depth."""
     known = np.isfinite(depth) & (depth > 0)
     colours: Array = matplotlib.colormaps[DEPTH_COLOURS](norm(np.where(known, depth, 1.0)))[..., :3]
     colours[~known] = to_rgb(WHITE)
@@ -206,7 +206,7 @@ def _depth_colours(depth: Array, norm: Normalize) -> Array:
 
 
 def _depth_bar(figure: Figure, norm: Normalize, panels: list[Any], shrink: float = 1.0) -> None:
-    """A bar below ``panels`` that says which colour is how far, in round metres."""
+    """Add a bar below ``panels`` that says which colour is how far, in round metres."""
     assert norm.vmin is not None
     assert norm.vmax is not None
     ticks = [tick for tick in _TICKS if norm.vmin <= tick <= norm.vmax]
@@ -227,7 +227,7 @@ def _class_colours(label: Array, palette: Sequence[Sequence[int]]) -> Array:
 
 
 def _class_entries(shown: Array, classes: Sequence[str], palette: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Legend of the classes that occur: name → colour."""
+    """List the classes that occur, for the legend: name → colour."""
     entries: dict[str, Any] = {
         name: tuple(np.divide(palette[index], 255)) for index, name in enumerate(classes) if index in shown
     }
@@ -235,7 +235,7 @@ def _class_entries(shown: Array, classes: Sequence[str], palette: Sequence[Seque
 
 
 def _error_entries(names: Sequence[str]) -> dict[str, str]:
-    """What the error map's colours mean, in the order of its values."""
+    """Say what the error map's colours mean, in the order of its values."""
     if len(names) == 1:
         return {"right": WHITE, "wrong": ORANGE}
     first, last = names[0], names[-1]
@@ -243,7 +243,7 @@ def _error_entries(names: Sequence[str]) -> dict[str, str]:
 
 
 def _error_colours(label: Array, answers: Sequence[Array]) -> Array:
-    """(H, W, 3) of 0..1; pixels without a label are as in the label's picture."""
+    """Colour errors: (H, W, 3) of 0..1; pixels without a label are as in the label's picture."""
     wrong = answers[-1] != label
     if len(answers) > 1:
         wrong = (answers[0] != label) + 2 * wrong.astype(int)

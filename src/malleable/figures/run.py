@@ -81,7 +81,7 @@ def comparison_figures(runs: Mapping[str, Path], dataset: SampleDataset | None =
 
 
 def _having(part: str, portraits: Mapping[str, Portrait]) -> dict[str, Any]:
-    """Name → ``part`` of the portraits that have it, one at least."""
+    """Collect ``part`` of the portraits that have it, one at least, by name."""
     found = {}
     for name, portrait in portraits.items():
         with suppress(Missing):
@@ -272,7 +272,7 @@ class Portrait:
     def neighbours(self) -> Figure:
         sample, seeing = self.samples[0], self.chosen
         found, (image, depth, _) = inspection.neighbours(seeing, sample, self.pixel), _arrays(sample)
-        return draw.neighbours(image, depth, found.taps, found.g, found.inside, found.centre, seeing.centers,
+        return draw.neighbours(image, depth, found.taps, found.g, found.inside, found.pixel, seeing.centers,
                                f"{seeing.stage}, {seeing.name}")  # fmt: skip
 
     def network(self) -> Figure:
@@ -319,6 +319,6 @@ class Portrait:
 
 
 def _arrays(sample: Sample) -> tuple[Array, Array, Array]:
-    """Image (H, W, 3) uint8, depth (H, W) in metres and label (H, W) as NumPy has them."""
+    """Return image (H, W, 3) uint8, depth (H, W) in metres and label (H, W)."""
     image, depth, label = (part.as_subclass(Tensor).numpy() for part in (sample.image, sample.depth, sample.label))
     return image.transpose(1, 2, 0), depth[0], label

@@ -24,7 +24,7 @@ DASHES = ("-", "--", ":", "-.")
 
 BEHIND, SAME, FRONT = "behind", "same depth", "in front"
 _SIDES = {BEHIND: (BLUE, SKY, "#003B5C"), SAME: (GREEN,), FRONT: (VERMILLION, ORANGE, "#6B2F00")}
-"""Colours of the kernels of each side, the one nearest to the centre pixel first."""
+"""Colours of the kernels of each side, the one nearest to the center pixel first."""
 
 DEPTH_COLOURS = "cividis"
 SIGNED_COLOURS = "PuOr_r"
@@ -60,7 +60,7 @@ _STYLE: Any = {  # every version of matplotlib types its keys in its own way
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """``draw`` in this style, whatever the process has set for its own figures."""
+    """Let ``draw`` draw in this style, whatever the process has set for its own figures."""
 
     @wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
@@ -74,7 +74,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of ``width`` × ``height`` inches that belongs to no window."""
+    """Make an empty figure of ``width`` × ``height`` inches that belongs to no window."""
     return Figure(figsize=(width, height), dpi=100, layout="constrained")
 
 
@@ -86,9 +86,9 @@ def save(figure: Figure, target: str | IO[bytes], kind: str) -> None:
 
 
 def sides(centers: Sequence[float] | Array) -> list[str]:
-    """Where each of K kernels looks, by the sign of its centre (K,): positive is in front (paper, Eq. 1).
+    """Tell where each of K kernels looks, by the sign of its center (K,): positive is in front (paper, Eq. 1).
 
-    A kernel is at the same depth if its centre is within half a grid cell of 0, and every other more than twice as far.
+    A kernel is at the same depth if its center is within half a grid cell of 0, and every other more than twice as far.
     """
     distances = np.abs(centers)
     first, second = np.sort([*distances, np.inf])[:2]
@@ -100,12 +100,12 @@ def sides(centers: Sequence[float] | Array) -> list[str]:
 
 
 def kernel_colours(centers: Sequence[float] | Array) -> list[str]:
-    """A colour for each of K kernels by the side it looks to, the same in every figure."""
+    """Give each of K kernels a colour by the side it looks to, the same in every figure."""
     return [_SIDES[side][rank % len(_SIDES[side])] for side, rank in _ranked(centers)]
 
 
 def kernel_labels(centers: Sequence[float] | Array) -> list[str]:
-    """A name for each of K kernels: its side, and which of that side's kernels it is, the nearest first."""
+    """Name each of K kernels: its side, and which of that side's kernels it is, the nearest first."""
     outwards = ("{}", "further {}")
     return [
         outwards[rank].format(side) if rank < len(outwards) else f"further {side} {rank}"
@@ -114,12 +114,12 @@ def kernel_labels(centers: Sequence[float] | Array) -> list[str]:
 
 
 def kernel_places(centers: Sequence[float] | Array) -> list[int]:
-    """Where each of K kernels stands from behind (negative) to in front; 0 is at the same depth."""
+    """Number the places of K kernels from behind (negative) to in front; 0 is at the same depth."""
     return [{BEHIND: -1, SAME: 0, FRONT: 1}[side] * (rank + 1) for side, rank in _ranked(centers)]
 
 
 def _ranked(centers: Sequence[float] | Array) -> list[tuple[str, int]]:
-    """Side of each kernel, and how many kernels of that side are nearer to 0."""
+    """Tell the side of each kernel, and how many kernels of that side are nearer to 0."""
     found, distances = sides(centers), np.abs(centers)
     ranked = []
     for k, side in enumerate(found):
@@ -129,14 +129,14 @@ def _ranked(centers: Sequence[float] | Array) -> list[tuple[str, int]]:
 
 
 def headline(figure: Figure, text: str) -> None:
-    """A title over all panels, in as many lines as it needs."""
+    """Put a title over all panels, in as many lines as it needs."""
     figure.suptitle(fill(text, int(11 * figure.get_figwidth())), fontsize=11)
 
 
 def legend(
     figure: Figure, handles: Sequence[Any], labels: Sequence[str], width: float = 1.45, formulas: bool = False
 ) -> None:
-    """Below all panels, in as many columns of ``width`` inches as there is room for. ``formulas``: between dollars."""
+    """Put a legend below all panels, in columns of ``width`` inches. ``formulas`` may then stand between dollars."""
     columns = max(1, min(len(labels), int(figure.get_figwidth() / width)))
     for text in figure.legend(handles, labels, loc="outside lower center", ncols=columns).get_texts():
         text.set_parse_math(formulas)

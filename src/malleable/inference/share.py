@@ -82,6 +82,6 @@ def card(trained: Trained) -> str:
 
 
 def _literal(value: object) -> str:
-    """``value`` in Markdown that shows it as it is, in one line: no markup, no HTML."""
+    """Write ``value`` in Markdown that shows it as it is, in one line: no markup, no HTML."""
     text = escape(" ".join(str(value).split()), quote=False)
     return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", text)

@@ -22,7 +22,7 @@ STAGES = (2, 3, 4, 5)
 def build(
     name: str, output_stride: int, conv: str | None, kernels: int, stages: Sequence[int], options: dict[str, Any]
 ) -> tuple[Converted, list[int]]:
-    """A timm network with depth-seeing convolutions, and the channels of res2 … res5, the last four maps it returns.
+    """Build a timm network whose convolutions see depth; return it and the channels of res2 … res5, its last four maps.
 
     Args:
         name: of a timm model.
@@ -68,7 +68,7 @@ def require_backbone(name: str) -> None:
 
 
 def _create(name: str, output_stride: int, **options: Any) -> Any:
-    """timm's ``name`` as a list of feature maps, the last at ``output_stride``."""
+    """Make timm's ``name`` return a list of feature maps, the last at ``output_stride``."""
     import timm  # takes a second to import
 
     if output_stride not in (8, 16, 32):
@@ -93,7 +93,7 @@ def _create(name: str, output_stride: int, **options: Any) -> Any:
 
 
 def first_of_stages(features: Any, seen: Watched, name: str) -> dict[int, str]:
-    """Stage (2 … 5) → the first k × k convolution of its first residual unit.
+    """Find the first k × k convolution of the first residual unit of each stage (2 … 5).
 
     A stage is what lies between two feature maps; blocks that timm counts apart but that share a rate are one stage.
     """
@@ -114,7 +114,7 @@ def first_of_stages(features: Any, seen: Watched, name: str) -> dict[int, str]:
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors or torch file. Nothing in the file is executed."""
+    """Read the tensors of a safetensors or torch file. Nothing in the file is executed."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"pretrained: there is no file {path}")
@@ -137,7 +137,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def _pick(weights: dict[str, Tensor], wanted: dict[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Those of a whole network's ``weights`` that are ``wanted``; timm may write an underscore for their dot."""
+    """Pick from a whole network's ``weights`` those ``wanted``; timm may write an underscore for their dot."""
     given = {_plain(key): value for key, value in weights.items()}
     picked, wrong = {}, []
     for key, own in wanted.items():

@@ -97,7 +97,7 @@ class Placed:
 
 
 class Converted(nn.Module):
-    """A network with depth: its call is that of ``model``, its output too, plus ``depth=`` and ``focal=``.
+    """A network that is called as ``model`` is, plus ``depth=`` and ``focal=``, and answers as it does.
 
     Made by :func:`convert`. Parameters are those of ``model``, under ``model.`` in the state dict.
     """
@@ -112,13 +112,13 @@ class Converted(nn.Module):
             layer.register_forward_pre_hook(self._slot.supply, with_kwargs=True)
 
     def layers(self) -> dict[str, DepthConv2d]:
-        """The placed layers in the order of ``placed``, named as in ``model``."""
+        """Return the placed layers in the order of ``placed``, named as in ``model``."""
         return {placed.name: cast(DepthConv2d, self.model.get_submodule(placed.name)) for placed in self.placed}
 
     def forward(
         self, *args: Any, depth: Tensor | None = None, focal: float | Tensor | None = None, **kwargs: Any
     ) -> Any:
-        """The model's own output for its own arguments.
+        """Return the model's own output for its own arguments.
 
         Args:
             depth: (N, 1, H, W) metres, at the resolution of the image.
@@ -142,7 +142,7 @@ class Converted(nn.Module):
         return output
 
     def original_state(self) -> dict[str, Tensor]:
-        """State dict as the network before conversion would have it, with the weights of each layer's first kernel."""
+        """Return the state dict of the network before conversion, with the weights of each layer's first kernel."""
         state = dict(self.model.state_dict())
         for name, layer in self._named_layers():
             for key in layer.state_dict().keys() - {"weight", "bias"}:
@@ -159,7 +159,7 @@ class Converted(nn.Module):
         self.model.load_state_dict({**added, **state, **repeated})
 
     def _named_layers(self) -> list[tuple[str, DepthConv2d]]:
-        """The placed layers under every name that they have."""
+        """List the placed layers under every name that they have."""
         modules = self.model.named_modules(remove_duplicate=False)
         return [(name, module) for name, module in modules if isinstance(module, DepthConv2d)]
 
@@ -173,7 +173,7 @@ def convert(
     example: Tensor | None = None,
     **options: Any,
 ) -> Converted:
-    """A copy of ``model`` whose convolutions see depth, starting as the network it was.
+    """Copy ``model`` and let its convolutions see depth, starting as the network it was.
 
     Pretrained weights go into every kernel. In eval mode, on flat or missing depth, the output is that of ``model``.
 
@@ -229,7 +229,7 @@ def _try_to_watch(model: nn.Module, example: Tensor | None) -> tuple[Watched | N
 
 
 def _select(model: nn.Module, where: Where, seen: Watched | None, failure: Exception | None) -> list[str]:
-    """Names of the convolutions to replace."""
+    """Find the names of the convolutions to replace."""
     candidates = {
         name: module
         for name, module in model.named_modules()
@@ -263,7 +263,7 @@ def _select(model: nn.Module, where: Where, seen: Watched | None, failure: Excep
 
 
 def _replace(model: nn.Module, name: str, layer_type: type[DepthConv2d], options: dict[str, Any]) -> nn.Module:
-    """``model`` with a depth-seeing layer in place of convolution ``name``, under every name it has."""
+    """Put a depth-seeing layer in place of convolution ``name`` of ``model``, under every name it has."""
     conv2d = cast(nn.Conv2d, model.get_submodule(name))
     try:
         layer = layer_type.from_conv2d(conv2d, **options)
@@ -291,7 +291,7 @@ def _check_image(inputs: tuple[Any, ...], depth: Tensor) -> None:
 
 
 def _key(module: str, name: str) -> str:
-    """State dict key of a module's tensor; the network itself has no name."""
+    """Join the name of a module and that of its tensor; the network itself has no name."""
     return f"{module}.{name}" if module else name
 
 

@@ -36,7 +36,7 @@ class Cost:
 
 
 def measure(net: nn.Module, size: Sequence[int], batch: int = 1, channels: int = 3) -> Cost:
-    """The cost of ``net`` on ``batch`` images of ``size`` (height, width). Nothing is computed and ``net`` stays as is.
+    """Count what ``net`` costs on ``batch`` images of ``size`` (height, width), without computing anything.
 
     Args:
         net: a converted network or ``deeplabv3plus``, called with depth, or any network that takes images alone.
@@ -68,7 +68,7 @@ def measure(net: nn.Module, size: Sequence[int], batch: int = 1, channels: int =
 
 
 def operations_per_tap(layer: DepthConv2d) -> int:
-    """Operations that assign one tap of one output pixel to the kernels."""
+    """Count the operations that assign one tap of one output pixel to the kernels."""
     kernels = layer.kernels
     if isinstance(layer, MalleableConv2d):
         difference = 2  # −, × 1 / unit
@@ -84,7 +84,7 @@ def operations_per_tap(layer: DepthConv2d) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of Table 1. Multiply-adds in G, parameters in M; None where the paper has no number."""
+    """One line of Table 1. Multiply-adds are in G, parameters in M; None stands where the paper has no number."""
 
     method: str
     kernels: int
@@ -109,7 +109,7 @@ _PAPER = [(215.673, 59.468), (215.675, 59.468), (215.679, 59.468), (234.701, 65.
 def table(
     backbone: str = "resnet101s", size: Sequence[int] = (768, 768), classes: int = 19, output_stride: int = 16
 ) -> list[Row]:
-    """The paper's Table 1 for DeepLabv3+ on any backbone and image size; the defaults are the paper's."""
+    """Compute the paper's Table 1 for DeepLabv3+ on any backbone and image size; the defaults are the paper's."""
     from malleable.models import DeepLabV3Plus
 
     is_paper = (backbone, tuple(size), classes, output_stride) == _PAPER_SETTING

@@ -66,7 +66,7 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
         self.classifier = nn.Conv2d(_WIDTH, num_classes, 1)
 
     def forward(self, rgb: Tensor, depth: Tensor | None = None, focal: float | Tensor | None = None) -> Tensor:
-        """Logits (N, num_classes, H, W).
+        """Return logits (N, num_classes, H, W).
 
         Args:
             rgb: (N, 3, H, W), any size.
@@ -81,7 +81,7 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
 
     @classmethod
     def _from_pretrained(cls, *, strict: bool = True, **arguments: Any) -> Self:
-        """The mixin's, but weights that do not fit are an error, and nothing is printed."""
+        """Do as the mixin does, but weights that do not fit are an error, and nothing is printed."""
         with redirect_stdout(None):
             network: Self = super()._from_pretrained(strict=strict, **arguments)
         return network
@@ -98,7 +98,7 @@ def deeplabv3plus(
     pretrained: bool | str | Path = True,
     **options: Any,
 ) -> DeepLabV3Plus:
-    """DeepLabv3+ (paper, 4.2): ASPP 6/12/18 (doubled at output stride 8), 48-channel skip, two 3×3 of 256 channels.
+    """Build DeepLabv3+ (paper, 4.2): ASPP 6/12/18 (twice that at output stride 8), 48-channel skip, two 3×3 of 256.
 
     Args:
         backbone: any timm model; ``"resnet50s"`` and ``"resnet101s"`` have the paper's 64-64-128 stem.

@@ -28,7 +28,7 @@ class ResidualUnit(nn.Module):
         self.second = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, C, H, W) → the same."""
+        """Map (N, C, H, W) to the same shape."""
         refined: Tensor = self.second(self.first(F.relu(x)))
         return x + refined
 
@@ -58,7 +58,7 @@ class Merge(nn.Module):
         self.refine = nn.ModuleList(nn.Sequential(nn.BatchNorm2d(channels), ResidualUnit(channels)) for _ in steps)
 
     def forward(self, stages: Sequence[Tensor]) -> Tensor:
-        """Maps (N, C_i, H_i, W_i), finest first → (N, channels, H_0, W_0)."""
+        """Merge maps (N, C_i, H_i, W_i), finest first, into (N, channels, H_0, W_0)."""
         maps = [adapt(stage) for adapt, stage in zip(self.adapt, stages, strict=True)]
         merged: Tensor = maps.pop()
         for fine, coarse, refine in zip(self.fine, self.coarse, self.refine, strict=True):
@@ -68,5 +68,5 @@ class Merge(nn.Module):
 
 
 def resize(x: Tensor, like: Tensor) -> Tensor:
-    """``x`` (N, C, H, W) resized bilinearly to the height and width of ``like``."""
+    """Resize ``x`` (N, C, H, W) bilinearly to the height and width of ``like``."""
     return F.interpolate(x, size=like.shape[-2:], mode="bilinear", align_corners=False)

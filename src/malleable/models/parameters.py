@@ -14,7 +14,7 @@ _RECEPTIVE_FIELD = ("centers", "raw_temperature", "rebalance")
 def parameter_groups(
     net: nn.Module, *, lr: float, weight_decay: float, receptive_field_lr: float = 1.0
 ) -> list[dict[str, Any]]:
-    """The trainable parameters of ``net`` in groups, each parameter once; groups without parameters are left out.
+    """Sort the trainable parameters of ``net`` into groups, each once; groups without parameters are left out.
 
     - ``"receptive_field"``: centers, temperature and rebalance of malleable layers, without weight decay, which would
       pull them towards 0 and so towards a particular receptive field.

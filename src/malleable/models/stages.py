@@ -26,14 +26,14 @@ class Watched:
     adders: list[str] = field(default_factory=list)  # modules that add two equal maps themselves
 
     def rate(self, name: str) -> float | None:
-        """Down-sampling rate of the map that convolution ``name`` reads; None if it did not run."""
+        """Tell the down-sampling rate of the map that convolution ``name`` reads; None if it did not run."""
         if name not in self.convolutions:
             return None
         size = self.convolutions[name]
         return integer_rate(self.image, size) or self.image[0] / size[0]
 
     def first_of_stages(self, model: nn.Module) -> list[str]:
-        """The first k × k convolution of the first residual unit of every stage, in the order of execution.
+        """Find the first k × k convolution of the first residual unit of every stage, in the order of execution.
 
         A residual unit adds its input to what it made of it. Units without that sum (MobileNet has none where a stage
         begins) are known by their place: the same path, numbers aside. A stage begins where the shape of the units'
@@ -101,7 +101,7 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def sees_neighbours(module: nn.Module) -> bool:
-    """Whether ``module`` is a 2-D convolution with a kernel larger than 1 × 1."""
+    """Tell whether ``module`` is a 2-D convolution with a kernel larger than 1 × 1."""
     return isinstance(module, nn.Conv2d) and max(module.kernel_size) > 1
 
 

@@ -24,7 +24,7 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Summary:
-    """The depth-seeing layers of a network in the order they are registered. ``print`` it for a table."""
+    """The depth-seeing layers of a network in the order they are registered; ``print`` shows them as a table."""
 
     layers: tuple[Replaced, ...]
 
