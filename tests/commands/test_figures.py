@@ -213,7 +213,7 @@ def test_a_checkpoint_that_is_not_there_is_an_error(tmp_path: Path, capsys: pyte
 
 
 def test_matplotlib_is_loaded_only_to_draw_and_without_its_global_state() -> None:
-    modules = [f"malleable.commands.{verb}" for verb in cli.COMMANDS if verb != "report"]
+    modules = [f"malleable.commands.{verb}" for verb in cli.COMMANDS if verb not in ("report", "study")]
     code = (
         f"import sys, {', '.join(modules)}; assert 'matplotlib' not in sys.modules; "
         "import malleable.figures.run; assert 'matplotlib.pyplot' not in sys.modules"

@@ -88,7 +88,8 @@ def feature_maps() -> Figure:
 def neighbours() -> Figure:
     taps = np.array([[x, y] for y in (2, 6, 10) for x in (4, 8, 12)])
     g = np.full((3, 9), 0.25)
-    return figures.neighbours(image(), np.ones((12, 16)), taps, g, np.arange(9) > 0, (8, 6), CENTERS, "res2")
+    found = figures.Neighbours((8, 6), taps, g, np.arange(9) > 0)
+    return figures.neighbours(image(), np.ones((12, 16)), found, CENTERS, "res2")
 
 
 def qualitative() -> Figure:
@@ -257,7 +258,7 @@ def with_names() -> list[Figure]:
         figures.rebalancing({MATHS: (np.ones(1), np.ones(1), np.zeros(1))}, MATHS),
         figures.training({MATHS: {"loss": (np.ones(1), np.ones(1))}, "b": {"loss": (np.ones(1), np.ones(1))}}),
         figures.feature_maps([image()], [np.ones((1, 1, 6, 8))], np.zeros(1), [0], MATHS),
-        figures.neighbours(image(), depth, taps, g, np.ones(1, bool), (8, 6), np.zeros(1), MATHS),
+        figures.neighbours(image(), depth, figures.Neighbours((8, 6), taps, g, np.ones(1, bool)), np.zeros(1), MATHS),
         figures.network(MATHS, 2, [figures.Stage("res2", 4, 64, (MATHS,))], [1], False, 256, 40),
         figures.assigning_functions({MATHS: assigning}),
         figures.receptive_field_path({MATHS: figures.FieldPath(np.ones(1), centers[None], np.ones(1), ones)}),

@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 
 from malleable.figures.diagram import Stage, network
 from malleable.figures.history import CURVES
-from malleable.figures.pictures import feature_maps, neighbours, qualitative
+from malleable.figures.pictures import Neighbours, feature_maps, neighbours, qualitative
 from malleable.figures.style import (
     DASHES,
     GREY,
@@ -38,6 +38,7 @@ __all__ = [
     "Assigning",
     "Field",
     "FieldPath",
+    "Neighbours",
     "Stage",
     "assigning_functions",
     "feature_maps",

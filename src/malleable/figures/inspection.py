@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from malleable.assign import handle_invalid, malleable_logits
 from malleable.data.sample import Sample, collate
 from malleable.data.transforms import eval_transform
-from malleable.figures.curves import Assigning, Field
+from malleable.figures.curves import Assigning, Field, Neighbours
 from malleable.figures.style import Array
 from malleable.geometry import Geometry
 from malleable.layers import Conv25d, DepthAwareConv2d, DepthConv2d, MalleableConv2d
@@ -167,19 +167,6 @@ def telling_channels(maps: Array) -> list[int]:
     first, lively = int(spread.argmax()), np.flatnonzero(spread >= spread.max() / 2)
     alike = np.abs(rows[lively] @ rows[first]) / np.maximum(spread[lively], np.finfo(rows.dtype).tiny)
     return sorted({first, int(lively[alike.argmin()])})
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """The taps of one output pixel of a layer. ``pixel`` and ``taps`` (T, 2) are (x, y) in the image.
-
-    g: (K, T); inside: (T,) bool, the tap lies on the map.
-    """
-
-    pixel: tuple[int, int]
-    taps: Array
-    g: Array
-    inside: Array
 
 
 @torch.no_grad()

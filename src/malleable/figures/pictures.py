@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
 
@@ -117,27 +118,31 @@ def feature_maps(
     return figure
 
 
+@dataclass(frozen=True)
+class Neighbours:
+    """The taps of one output pixel of a layer. ``pixel`` and ``taps`` (T, 2) are (x, y) in the image.
+
+    g: (K, T); inside: (T,) bool, the tap lies on the map.
+    """
+
+    pixel: tuple[int, int]
+    taps: Array
+    g: Array
+    inside: Array
+
+
 @styled
-def neighbours(
-    image: Array,
-    depth: Array,
-    taps: Array,
-    g: Array,
-    inside: Array,
-    pixel: tuple[int, int],
-    centers: Array,
-    layer: str,
-) -> Figure:
+def neighbours(image: Array, depth: Array, found: Neighbours, centers: Array, layer: str) -> Figure:
     """Draw over the image which neighbours of a pixel each kernel of a layer takes.
 
     Args:
         image: (H, W, 3) uint8. depth: (H, W) metres, 0 = unknown.
-        taps: (T, 2), (x, y) of each tap in the image. g: (K, T). inside: (T,) bool, the tap lies in the image.
-        pixel: (x, y) of the pixel.
+        found: the neighbours.
         centers: (K,), where each kernel looks.
         layer: its name, for the title.
     """
     height, width = depth.shape
+    pixel, taps, inside = found.pixel, found.taps, found.inside
     reach = max(16, int(1.6 * np.abs(taps - pixel).max()))
     left, right, top, bottom = _around(pixel, reach, width, height)
     apart = min((float(np.abs(tap - pixel).max()) for tap in taps if tuple(tap) != pixel), default=reach)
@@ -161,7 +166,7 @@ def neighbours(
         _show(panel, image)
         panel.scatter(*taps[inside].T, s=area, facecolors="none", edgecolors="white", linewidths=2.4, clip_on=False)
         panel.scatter(*taps[inside].T, s=area, facecolors="none", edgecolors=INK, linewidths=0.8, clip_on=False)
-        panel.scatter(*taps[inside].T, s=area * g[k, inside], color=colours[k], linewidths=0, clip_on=False)
+        panel.scatter(*taps[inside].T, s=area * found.g[k, inside], color=colours[k], linewidths=0, clip_on=False)
         panel.set_title(names[k], color=colours[k], weight="bold", pad=9)
     for panel in panels[1:]:
         panel.set(xlim=(left - 0.5, right - 0.5), ylim=(bottom - 0.5, top - 0.5))

@@ -210,7 +210,7 @@ class Portrait:
         if depth is None:
             known = self.samples[0].depth[self.samples[0].depth > 0]
             depth = _OUTDOOR if len(known) and known.median() > _BETWEEN else _INDOOR
-        return depth, float(self.samples[0].camera.focal) if focal is None else focal
+        return depth, self.samples[0].camera.focal if focal is None else focal
 
     @property
     def folder(self) -> Path:
@@ -272,8 +272,7 @@ class Portrait:
     def neighbours(self) -> Figure:
         sample, seeing = self.samples[0], self.chosen
         found, (image, depth, _) = inspection.neighbours(seeing, sample, self.pixel), _arrays(sample)
-        return draw.neighbours(image, depth, found.taps, found.g, found.inside, found.pixel, seeing.centers,
-                               f"{seeing.stage}, {seeing.name}")  # fmt: skip
+        return draw.neighbours(image, depth, found, seeing.centers, f"{seeing.stage}, {seeing.name}")
 
     def network(self) -> Figure:
         net = self.trained.net
