@@ -17,9 +17,10 @@ CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 def parsed(path: Path, *arguments: str) -> tuple[Config, str]:
     """The settings and the run's folder that the command line hands to the loop."""
     train = "malleable.commands.train"
-    with patch(f"{train}.launch"), patch(f"{train}.on_first"), patch(f"{train}.fit", return_value=0) as fit:
+    with patch(f"{train}.launch"), patch(f"{train}.RunFolder") as folder, patch(f"{train}.fit") as fit:
         assert cli.main(["train", "--config", str(path), *arguments]) == 0
-    (_, config, out, _), _ = fit.call_args
+    (_, config, *_), _ = fit.call_args
+    (out, _), _ = folder.call_args
     return config, str(out)
 
 

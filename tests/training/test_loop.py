@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning_fabric import Fabric
 from torch import Tensor
 
 import malleable as mb
@@ -23,7 +24,7 @@ from malleable.data import Sample, open_dataset
 from malleable.inference.evaluate import evaluate_network
 from malleable.runs.checkpoint import numbered, read_checkpoint
 from malleable.runs.config import build_network
-from malleable.runs.folder import find_start
+from malleable.runs.folder import RunFolder, read_config
 from malleable.training.loss import CrossEntropy
 from malleable.training.state import State
 
@@ -284,8 +285,54 @@ def test_a_checkpoint_that_does_not_fit_its_network_is_passed_over(
         momentum["momentum_buffer"] = torch.ones(1) if "shape" in broken else momentum["momentum_buffer"] * math.nan
     torch.save(content, path)
     with pytest.warns(UserWarning, match=r"step-00000006.pt is damaged.*using the one before it"):
-        found = find_start(out, read_checkpoint(whole).config, resume=True)
-    assert found == out / "checkpoints/step-00000004.pt"
+        state = restored(out, data)
+    before = read_checkpoint(out / "checkpoints/step-00000004.pt")
+    assert state.step == 4
+    assert same(state.net.state_dict(), dict(before.model))
+    momentum = state.checkpoint().training["optimizer"]["state"][0]["momentum_buffer"]
+    assert torch.equal(momentum, before.training["optimizer"]["state"][0]["momentum_buffer"])
+
+
+def restored(out: Path, data: Path) -> State:
+    """The state that the run in ``out`` goes on from."""
+    config, dataset, fabric = read_config(out), open_dataset(data, "train"), Fabric(accelerator="cpu", devices=1)
+    state = State(fabric, config, dataset, pretrained=False)
+    RunFolder(out, fabric).restore(config, dataset.classes, state.restore)
+    return state
+
+
+def test_a_checkpoint_is_read_once_on_resume(
+    data: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def load(path: Path, **options: Any) -> Any:
+        read.append(path)
+        return original(path, **options)
+
+    original = torch.load
+    monkeypatch.setattr(torch, "load", load)
+    assert restored(whole, data).step == 6
+    assert read == [whole / "checkpoints/step-00000006.pt"]
+
+
+def test_other_classes_do_not_go_on_with_a_run(whole: Path, data: Path) -> None:
+    folder = RunFolder(whole, Fabric(accelerator="cpu", devices=1))
+    with pytest.raises(ValueError, match="the classes were 11 and are 2 others now"):
+        folder.restore(read_config(whole), ("wall", "floor"), lambda _: pytest.fail("restored"))
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(
+    data: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    for path in (tmp_path / "run/checkpoints").iterdir():
+        path.write_bytes(b"damaged") if path.name == "best.pt" else path.unlink()
+    command = arguments(data, tmp_path / "run", train__ema=0.9, train__validate_every=4)
+    with pytest.warns(UserWarning, match=r"best.pt is damaged"):
+        assert cli.main([*command, "--resume", "auto"]) == 1
+    assert "none of the checkpoints" in capsys.readouterr().err
+    assert (tmp_path / "run/checkpoints/best.pt").read_bytes() == b"damaged"
 
 
 def test_what_a_killed_run_left_half_written_goes_when_it_resumes(data: Path, whole: Path, tmp_path: Path) -> None:
@@ -296,7 +343,7 @@ def test_what_a_killed_run_left_half_written_goes_when_it_resumes(data: Path, wh
     mine = out / "notes.part.txt"
     mine.touch()
     with pytest.warns(UserWarning, match="stopped while writing"):
-        find_start(out, read_checkpoint(whole).config, resume=True)
+        assert RunFolder(out, Fabric(accelerator="cpu", devices=1)).started(resume=True)
     assert list(out.rglob("*.part*")) == [mine]
 
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
-from malleable.files import held
 from malleable.runs.config import Config, DataConfig, ModelConfig, TrainConfig
-from malleable.training.distributed import (
-    launch,
-    on_first,
-)
+from malleable.runs.folder import RunFolder
+from malleable.training.distributed import Stopped, launch
 from malleable.training.loop import fit
 
 _DEFAULTS = Config()
@@ -44,9 +40,13 @@ def train(
     config = Config(model, data, train)
     fabric = launch(accelerator, devices, nodes, train.precision)
     try:
-        with ExitStack() as stack:
-            on_first(fabric, lambda: stack.enter_context(held(Path(out))))
-            return fit(fabric, config, Path(out), resume == "auto")
+        with RunFolder(Path(out), fabric) as folder:
+            fit(fabric, config, folder, resume == "auto")
+    except Stopped as stopped:
+        if fabric.is_global_zero:
+            print(stopped, file=sys.stderr)
+        return 128 + stopped.number
     except KeyboardInterrupt as stopped:
         print("stopped at once; the newest checkpoint is the last one written", file=sys.stderr)
         return 128 + next(iter(stopped.args), signal.SIGINT)
+    return 0

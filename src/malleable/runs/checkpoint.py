@@ -9,12 +9,13 @@ import shutil
 import textwrap
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -38,9 +39,6 @@ _PARTS: dict[str, tuple[type, ...]] = {
     "training": (dict,),
     "versions": (dict,),
 }
-
-S = TypeVar("S")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     """
     path = Path(path)
     if path.is_file():
-        return _read(path)
+        with _damage_named(path):
+            return _parsed(path)
     folder = path / FOLDER if (path / FOLDER).is_dir() else path
     if not folder.is_dir():
         raise FileNotFoundError(f"{path} is neither a checkpoint nor a folder that holds some")
@@ -154,20 +153,26 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     return found[1]
 
 
+def all_checkpoints(folder: Path, step: int | None = None) -> list[Path]:
+    """The :func:`numbered` checkpoints of ``folder``, and after them the best one."""
+    return [*numbered(folder, step), *folder.glob(BEST)]
+
+
 def newest_good(
-    folder: Path, check: Callable[[Checkpoint], None] | None = None, step: int | None = None
+    folder: Path, use: Callable[[Checkpoint], None] | None = None, step: int | None = None
 ) -> tuple[Path, Checkpoint] | None:
     """The newest checkpoint of ``folder`` that can be read, the best one if no numbered one can; None without any.
 
     Args:
-        check: raises for one that will not do either.
+        use: is called with each that can be read; one that it raises with will not do either.
         step: leave out later ones.
     """
-    for path in [*numbered(folder, step), *folder.glob(BEST)]:
+    for path in all_checkpoints(folder, step):
         try:
-            checkpoint = _read(path)
-            if check is not None:
-                _or_value_error(path, check, checkpoint)
+            with _damage_named(path):
+                checkpoint = _parsed(path)
+                if use is not None:
+                    use(checkpoint)
         except ValueError as error:
             warnings.warn(f"{error}; using the one before it", stacklevel=2)
         else:
@@ -183,14 +188,11 @@ def check_finite(weights: Mapping[str, Tensor], where: object) -> None:
         raise ValueError(f"{where} has weights that are not finite ({bad[0]}{more})")
 
 
-def _read(path: Path) -> Checkpoint:
-    return _or_value_error(path, _parsed, path)
-
-
-def _or_value_error(path: Path, work: Callable[[S], T], argument: S) -> T:
-    """``work(argument)``; whatever else it raises, a ValueError of one line that names ``path``."""
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Whatever else is raised in here is a ValueError of one line that names ``path``."""
     try:
-        return work(argument)
+        yield
     except Exception as error:  # of any kind: a damaged file may break anything that reads it
         reason = " ".join(str(error).split())
         if isinstance(error, ValueError) and reason.startswith(str(path)):

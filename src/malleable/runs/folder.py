@@ -1,22 +1,39 @@
-"""A run's folder: begin one, or find where one stopped."""
+"""A run's folder: what it is while the run is made, and the settings that it keeps."""
 
 from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
+from functools import wraps
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-import torch
+from torch import Tensor
 
-from malleable.files import remove_partial, write_whole
-from malleable.models.parameters import parameter_groups
-from malleable.runs.checkpoint import FOLDER, Checkpoint, newest_good, numbered
-from malleable.runs.config import Config, build_network
-from malleable.runs.log import METRICS
+from malleable.files import held, remove_partial, write_whole
+from malleable.runs.checkpoint import (
+    FOLDER,
+    Checkpoint,
+    all_checkpoints,
+    check_finite,
+    mark_best,
+    newest_good,
+    numbered,
+    prune,
+    read_checkpoint,
+    write_checkpoint,
+)
+from malleable.runs.config import Config
+from malleable.runs.log import METRICS, Log, Row, read_log, validations
+from malleable.runs.scores import SCORES, Scores
 from malleable.runs.settings import read_settings
 
-SETTINGS = "config.yaml"
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
+SETTINGS = "config.yaml"
 
 _HARMLESS = {
     "data": ("workers",),
@@ -24,60 +41,151 @@ _HARMLESS = {
 }
 """What may change in the middle of a run without changing what it learns."""
 
-
-def find_start(folder: Path, config: Config, resume: bool) -> Path | None:
-    """The checkpoint that a run of ``config`` in ``folder`` goes on from, or None to start at step 0."""
-    started = [name for name in (SETTINGS, METRICS, FOLDER) if (folder / name).exists()]
-    if started and not resume:
-        raise ValueError(
-            f"{folder} already holds a run ({', '.join(started)}); add --resume auto to go on with it, or give "
-            "another folder with --out"
-        )
-    partial = [
-        *remove_partial(folder / FOLDER),
-        *(part for name in (SETTINGS, METRICS) for part in remove_partial(folder, f"{Path(name).stem}.*")),
-    ]
-    if partial:
-        warnings.warn(
-            f"{', '.join(path.name for path in partial)}: the run was stopped while writing; removed", stacklevel=2
-        )
-    found = newest_good(folder / FOLDER, check_resumable)
-    if found is not None:
-        compare(found[1].config, config, folder)
-    elif numbered(folder / FOLDER):
-        raise ValueError(f"none of the checkpoints in {folder / FOLDER} can be read; use another out")
-    elif resume:
-        print(f"{folder} holds no checkpoint yet; starting at step 0", file=sys.stderr)
-    return None if found is None else found[0]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def check_resumable(checkpoint: Checkpoint) -> None:
-    """Raise if a run could not go on from ``checkpoint``, because it is not of the network of its own settings."""
-    recipe, training = checkpoint.config.train, checkpoint.training
-    with torch.device("meta"):
-        net = build_network(checkpoint.config.model, len(checkpoint.classes), pretrained=False)
-    for state in (checkpoint.ema, checkpoint.model):
-        if state is not None:
-            net.load_state_dict(state, assign=True)
-    groups = parameter_groups(net, lr=recipe.lr, weight_decay=0, receptive_field_lr=1)
-    optimizer = torch.optim.SGD(groups)
-    optimizer.load_state_dict(training["optimizer"])
-    for parameter, state in optimizer.state.items():
-        momentum = state["momentum_buffer"]
-        if momentum is not None and (momentum.shape != parameter.shape or not momentum.isfinite().all()):
-            raise ValueError("the optimiser's state does not fit the weights or is not finite")
-    if not isinstance(training["precision"], dict):
-        raise ValueError("the state of the precision is missing")
+def _on_first(method: Callable[Concatenate[RunFolder, P], T]) -> Callable[Concatenate[RunFolder, P], T]:
+    """Have ``method`` work in the first process only. All get what it returns or raises, so none waits."""
+
+    @wraps(method)
+    def everywhere(self: RunFolder, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result: Any = None
+        error: Exception | None = None
+        if self.fabric.is_global_zero:
+            try:
+                result = method(self, *args, **kwargs)
+            except Exception as raised:  # of any kind: the others wait
+                error = raised
+        if self.fabric.world_size > 1:
+            result, error = self.fabric.broadcast((result, error))
+        if error is not None:
+            raise error
+        return result  # type: ignore[no-any-return]
+
+    return everywhere
 
 
-def compare(before: Config, now: Config, folder: Path) -> None:
-    """Refuse another network or other data under a run's weights; warn of another recipe."""
-    changed = differences(before, now)
-    foreign = [text for text in changed if not text.startswith("train.")]
-    if foreign:
-        raise ValueError(f"{folder} was started with other settings: {'; '.join(foreign)}. Use another out")
-    if changed:
-        warnings.warn(f"going on with another recipe: {'; '.join(changed)}", stacklevel=2)
+class RunFolder:
+    """The folder of a run that is being made, which nobody else may write to meanwhile.
+
+    All processes call the same methods in the same order; the first one alone works on the files.
+
+    Args:
+        path: the folder, made if need be.
+        fabric: the processes of the run.
+    """
+
+    def __init__(self, path: Path, fabric: Fabric) -> None:
+        self.path, self.fabric = path, fabric
+        self._log: Log  # in the first process, from begin on
+        self._open = ExitStack()
+
+    @_on_first
+    def _hold(self) -> None:
+        self._open.enter_context(held(self.path))
+
+    def __enter__(self) -> RunFolder:
+        self._hold()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    @_on_first
+    def started(self, resume: bool) -> bool:
+        """Tell whether there are checkpoints to go on from; a run that is there without ``resume`` is an error."""
+        found = [name for name in (SETTINGS, METRICS, FOLDER) if (self.path / name).exists()]
+        if found and not resume:
+            raise ValueError(
+                f"{self.path} already holds a run ({', '.join(found)}); add --resume auto to go on with it, or give "
+                "another folder with --out"
+            )
+        patterns = (f"{FOLDER}/**/*", *(f"{Path(name).stem}.*" for name in (SETTINGS, METRICS)))
+        partial = [part.name for pattern in patterns for part in remove_partial(self.path, pattern)]
+        if partial:
+            warnings.warn(f"{', '.join(partial)}: the run was stopped while writing; removed", stacklevel=2)
+        checkpoints = all_checkpoints(self.path / FOLDER)
+        if resume and not checkpoints:
+            print(f"{self.path} holds no checkpoint yet; starting at step 0", file=sys.stderr)
+        return bool(checkpoints)
+
+    def restore(self, config: Config, classes: tuple[str, ...], restore: Callable[[Checkpoint], None]) -> None:
+        """Call ``restore`` with the newest checkpoint; if it raises with that one, with the one before it.
+
+        A checkpoint of another network or other data than ``config`` and ``classes`` say is an error.
+        """
+        path = self._restore_first(config, classes, restore)
+        if not self.fabric.is_global_zero:
+            restore(read_checkpoint(path))
+
+    @_on_first
+    def _restore_first(self, config: Config, classes: tuple[str, ...], restore: Callable[[Checkpoint], None]) -> Path:
+        def restore_own(checkpoint: Checkpoint) -> None:
+            if not _foreign(checkpoint, config, classes):
+                restore(checkpoint)
+
+        found = newest_good(self.path / FOLDER, restore_own)
+        if found is None:
+            raise ValueError(f"none of the checkpoints in {self.path / FOLDER} can be read; use another out")
+        path, checkpoint = found
+        if foreign := _foreign(checkpoint, config, classes):
+            raise ValueError(f"{self.path} was started with other settings: {'; '.join(foreign)}. Use another out")
+        if changed := differences(checkpoint.config, config):
+            warnings.warn(f"going on with another recipe: {'; '.join(changed)}", stacklevel=2)
+        return path
+
+    @_on_first
+    def begin(self, config: Config, step: int) -> None:
+        """Write the settings, and open the log for what follows ``step``."""
+        write_settings(self.path, config)
+        self._log = self._open.enter_context(closing(Log(self.path, step)))
+
+    @_on_first
+    def validated(self, step: int) -> bool:
+        """Tell whether the log has a validation after ``step``."""
+        return step in validations(read_log(self.path))
+
+    @_on_first
+    def write(self, row: Row) -> None:
+        """Add ``row`` to the log."""
+        self._log.write(row)
+
+    @_on_first
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write ``checkpoint`` if all its weights are finite, and delete those that are older than need be kept."""
+        for weights in (checkpoint.model, checkpoint.ema or {}):
+            check_finite(weights, f"the network after step {checkpoint.step}")
+        write_checkpoint(self.path / FOLDER, checkpoint)
+        prune(self.path / FOLDER, checkpoint.config.train.keep, checkpoint.step)
+
+    @_on_first
+    def last_good(self, step: int) -> Path | None:
+        """The newest checkpoint up to ``step`` that can be read."""
+        found = newest_good(self.path / FOLDER, step=step)
+        return None if found is None else found[0]
+
+    @_on_first
+    def write_validation(self, step: int, scores: Scores, images: Iterable[tuple[str, Tensor]]) -> None:
+        """Add a validation to the log, and mark the checkpoint of ``step`` if no earlier one was as good.
+
+        ``images``: (3, H, W) uint8 by name, for TensorBoard; asked for in the first process only.
+        """
+        for name, image in images:
+            self._log.image(step, name, image)
+        best = all(miou < scores.miou for miou in validations(read_log(self.path)).values())
+        iou = {name: value for name, value in scores.iou.items() if value is not None}
+        self._log.write(Row(step, scores={name: getattr(scores, name) for name in SCORES}, iou=iou))
+        if best:
+            mark_best(numbered(self.path / FOLDER, step)[0])
+
+
+def _foreign(checkpoint: Checkpoint, config: Config, classes: tuple[str, ...]) -> list[str]:
+    """What keeps a run of ``config`` from going on from ``checkpoint``: another network or other data."""
+    changed = [text for text in differences(checkpoint.config, config) if not text.startswith("train.")]
+    if checkpoint.classes != classes:
+        changed.append(f"the classes were {len(checkpoint.classes)} and are {len(classes)} others now")
+    return changed
 
 
 def differences(before: Config, now: Config) -> list[str]:

@@ -118,7 +118,6 @@ class Log:
         self.path = folder / METRICS
         kept = [line for line in _lines(self.path) if line["step"] <= start]
         write_whole(self.path, "".join(f"{json.dumps(line)}\n" for line in kept).encode())
-        self.validated = validations(_row(line) for line in kept)
         self._board = SummaryWriter(str(folder / TENSORBOARD), purge_step=start + 1 if start else None)
 
     def write(self, row: Row) -> None:
@@ -127,11 +126,6 @@ class Log:
             file.write(json.dumps({"step": row.step, **columns}) + "\n")
         for name, value in columns.items():
             self._board.add_scalar(name, value, row.step)
-        self.validated |= validations([row])
-
-    def is_best(self, step: int) -> bool:
-        """Whether no earlier validation was as good as that of ``step``."""
-        return all(miou < self.validated[step] for other, miou in self.validated.items() if other < step)
 
     def image(self, step: int, name: str, image: Tensor) -> None:
         """Show ``image``, (3, H, W) uint8, in TensorBoard."""

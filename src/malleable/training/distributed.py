@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
-
-T = TypeVar("T")
 
 
 def launch(accelerator: str, devices: int | Literal["auto"], nodes: int, precision: Any) -> Fabric:
@@ -33,37 +31,14 @@ def launch(accelerator: str, devices: int | Literal["auto"], nodes: int, precisi
     return fabric
 
 
-def on_first(fabric: Fabric, work: Callable[[], T]) -> T:
-    """What ``work`` gives in the first process, for all of them. Its error is raised in all of them, so none waits."""
-    result: Any = None
-    error: Exception | None = None
-    if fabric.is_global_zero:
-        try:
-            result = work()
-        except Exception as raised:  # of any kind: the others wait
-            error = raised
-    if fabric.world_size > 1:
-        result, error = fabric.broadcast((result, error))
-    if error is not None:
-        raise error
-    return result  # type: ignore[no-any-return]
+def total(fabric: Fabric, number: Tensor) -> float:
+    """Sum a ``number`` of each process."""
+    return float(fabric.all_reduce(number, reduce_op="sum"))  # type: ignore[arg-type]
 
 
-def total(fabric: Fabric, numbers: Tensor) -> Tensor:
-    """``numbers`` summed over all processes."""
-    summed = fabric.all_reduce(numbers, reduce_op="sum")
-    assert isinstance(summed, Tensor)
-    return summed
-
-
-def as_numbers(received: int) -> list[float]:
-    """A signal, 0 for none, as numbers that can be summed over processes."""
-    return [float(received == number) for number in Interruption.SIGNALS]
-
-
-def from_numbers(sums: Sequence[float]) -> int:
-    """A signal that any process has received, from the sum of :func:`as_numbers`; 0 for none."""
-    return next((number for number, count in zip(Interruption.SIGNALS, sums, strict=True) if count), 0)
+def agreed_signal(fabric: Fabric, received: int) -> int:
+    """Give all processes a signal that any of them has ``received``; 0 is none."""
+    return int(fabric.all_reduce(torch.tensor(received, device=fabric.device), reduce_op="max"))  # type: ignore[arg-type]
 
 
 def gathered(fabric: Fabric, names: list[str]) -> list[str]:
@@ -93,10 +68,10 @@ def versions() -> dict[str, str]:
 
 
 class Stopped(Exception):
-    """Work was left because of the signal ``number``."""
+    """Training was left, in all processes, because of the signal ``number``."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by signal {number}")
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
         self.number = number
 
 

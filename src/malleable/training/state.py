@@ -24,14 +24,17 @@ class State:
     ema: the moving average of the weights, or None.
     optimizer: SGD; ``stepper`` is the same under fabric.
     step: updates made so far.
+
+    Args:
+        dataset: what is learned from.
+        pretrained: False if :meth:`restore` follows, so that the weights to start from are not looked for.
     """
 
-    def __init__(self, fabric: Fabric, config: Config, dataset: SampleDataset, checkpoint: Checkpoint | None) -> None:
+    def __init__(self, fabric: Fabric, config: Config, dataset: SampleDataset, pretrained: bool) -> None:
         recipe = config.train
-        self.fabric, self.config, self.dataset = fabric, config, dataset
-        self.step = 0 if checkpoint is None else checkpoint.step
+        self.fabric, self.config, self.dataset, self.step = fabric, config, dataset, 0
         seed_step(recipe.seed, 0, 0)  # the same weights in all processes
-        net = build_network(config.model, len(dataset.classes), pretrained=checkpoint is None)
+        net = build_network(config.model, len(dataset.classes), pretrained=pretrained)
         self.net = suit_norms(net, fabric, recipe)
         if recipe.channels_last:
             self.net.to(memory_format=torch.channels_last)
@@ -43,17 +46,16 @@ class State:
         self._initial_lr = [group["lr"] for group in groups]
         compiled: Any = torch.compile(self.net) if recipe.compile else self.net
         self.model, self.stepper = fabric.setup(compiled, self.optimizer)
-        if checkpoint is not None:
-            self._restore(checkpoint)
+        self.set_mode()
 
     def set_lr(self) -> None:
-        """The poly schedule (paper, 4.2) at this step."""
+        """Follow the poly schedule (paper, 4.2). PolynomialLR drifts from it: it multiplies rate by rate."""
         factor = (1 - self.step / self.config.train.steps) ** self.config.train.power
         for group, initial in zip(self.optimizer.param_groups, self._initial_lr, strict=True):
             group["lr"] = initial * factor
 
     def set_mode(self) -> None:
-        """Training mode, but for batch norms that are frozen."""
+        """Put the network into training mode, but for batch norms that are frozen."""
         self.model.train()
         if self.config.train.freeze_norm:
             for module in self.net.modules():
@@ -62,12 +64,12 @@ class State:
 
     @torch.no_grad()
     def advance(self) -> None:
-        """Apply the gradient."""
+        """Apply the gradient, and move the average towards the new weights."""
         self.stepper.step()
         self.stepper.zero_grad()
         self.step += 1
         decay = self.config.train.ema
-        if self.ema is not None and decay is not None:
+        if self.ema is not None and decay is not None:  # AveragedModel's first update would be a copy
             for average, now in zip(self.ema.state_dict().values(), self.net.state_dict().values(), strict=True):
                 if average.is_floating_point():
                     average.lerp_(now, 1 - decay)
@@ -91,17 +93,18 @@ class State:
             versions=versions(),
         )
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.classes != self.dataset.classes:
-            raise ValueError(
-                f"the run knows {len(checkpoint.classes)} classes, {self.dataset.name} has others now "
-                f"({len(self.dataset.classes)}); start a new run with another out"
-            )
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from ``checkpoint``; raises if it does not fit, and another one may be restored then."""
         self.net.load_state_dict(checkpoint.model)
         if self.ema is not None:
             self.ema.load_state_dict(checkpoint.ema or checkpoint.model)
         self.optimizer.load_state_dict(checkpoint.training["optimizer"])
+        for parameter, state in self.optimizer.state.items():
+            momentum = state["momentum_buffer"]
+            if momentum is not None and (momentum.shape != parameter.shape or not momentum.isfinite().all()):
+                raise ValueError("the optimiser's state does not fit the weights or is not finite")
         self.fabric.strategy.precision.load_state_dict(checkpoint.training["precision"])
+        self.step = checkpoint.step
 
 
 def suit_norms(net: nn.Module, fabric: Fabric, recipe: TrainConfig) -> nn.Module:
