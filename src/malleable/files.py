@@ -122,7 +122,8 @@ def held(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise OSError(f"{folder} cannot be locked ({error}); give a folder that can be written to") from error
     try:
-        write_whole(folder / HOLDER, f"{gethostname()}, process {os.getpid()}, since {_now()}\n".encode(), sync=False)
+        since = datetime.now().astimezone().isoformat(" ", "seconds")
+        write_whole(folder / HOLDER, f"{gethostname()}, process {os.getpid()}, since {since}\n".encode(), sync=False)
         yield
     finally:
         for name in (HOLDER, LOCK):  # while it is still ours: who waits for a lock that is gone takes a new one
@@ -152,10 +153,6 @@ def _holder(folder: Path) -> str:
         return (folder / HOLDER).read_text(encoding="utf-8", errors="replace").strip() or "another process"
     except OSError:
         return "another process"
-
-
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(" ", "seconds")
 
 
 def sync_folder(folder: Path) -> None:

@@ -91,24 +91,27 @@ def environment() -> dict[str, str]:
     }
 
 
-def layers(rounds: int) -> list[Row]:
-    """Malleable K = 3 against nn.Conv2d(K·C, C), float32."""
+def layers(
+    rounds: int, kind: type[DepthConv2d] = MalleableConv2d, batches: tuple[int, ...] = (1,), channels: int = 0
+) -> list[Row]:
+    """The layers of ``kind`` with at least ``channels``, K = 3, against nn.Conv2d(K·C, C)."""
     return [
-        {"layer": shape.name, "batch": batch, **compare(shape, batch, MalleableConv2d, rounds)}
+        {"layer": shape.name, "batch": batch, **compare(shape, batch, kind, rounds)}
         for shape in LAYERS
-        for batch in (1, 4)
+        for batch in batches
+        if shape.channels >= channels
     ]
 
 
 def bfloat16(rounds: int) -> list[Row]:
     """The same under autocast, both sides in bfloat16."""
     with torch.autocast("cpu", torch.bfloat16):
-        return [{"layer": s.name, "batch": 1, **compare(s, 1, MalleableConv2d, rounds)} for s in LAYERS]
+        return layers(rounds)
 
 
 def hard(rounds: int) -> list[Row]:
     """2.5D, every pixel in exactly one kernel, against the same K-kernel limit."""
-    return [{"layer": s.name, "batch": 1, **compare(s, 1, Conv25d, rounds)} for s in LAYERS if s.channels >= 128]
+    return layers(rounds, Conv25d, channels=128)
 
 
 def groups(rounds: int) -> list[Row]:
@@ -157,7 +160,7 @@ def memory(rounds: int) -> list[Row]:
 
 
 QUESTIONS: dict[str, tuple[str, Callable[[int], list[Row]]]] = {
-    "layers": ("Malleable, K = 3, float32: time over nn.Conv2d(3·C, C)", layers),
+    "layers": ("Malleable, K = 3, float32: time over nn.Conv2d(3·C, C)", partial(layers, batches=(1, 4))),
     "bfloat16": ("The same under bfloat16 autocast: time over nn.Conv2d(3·C, C) in bfloat16", bfloat16),
     "hard": ("2.5D, K = 3, every pixel in one kernel: time over nn.Conv2d(3·C, C)", hard),
     "groups": ("Malleable with groups, K = 3: time over nn.Conv2d with the same groups (one kernel)", groups),

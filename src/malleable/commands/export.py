@@ -6,7 +6,7 @@ import logging
 import math
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,8 +21,6 @@ from malleable.inference.load import load_trained
 from malleable.progress import showing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch.export import ExportedProgram
 
 INPUTS = ("image", "depth", "focal")
@@ -54,12 +52,6 @@ class Deployed(nn.Module):
     def forward(self, image: Tensor, depth: Tensor, focal: Tensor) -> Tensor:
         logits: Tensor = self.net((image.float() - self.mean) / self.std, depth=depth, focal=focal)
         return logits
-
-
-def trace(net: nn.Module) -> ExportedProgram:
-    """``net`` behind :class:`Deployed` as a program for any batch and any size."""
-    dynamic = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in _AXES)
-    return torch.export.export(Deployed(net).eval(), example(*_TRACED), dynamic_shapes=dynamic)
 
 
 def example(batch: int, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,9 +108,10 @@ def write_onnx(net: nn.Module, path: Path) -> float | None:
 
 def write_torch(net: nn.Module, path: Path) -> float:
     """Write ``net`` as a torch.export program (.pt2). Returns how far the file, read back, is from ``net``."""
+    dynamic = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in _AXES)
     with whole_path(path) as partial:
         with _quiet():
-            program = trace(net)
+            program = torch.export.export(Deployed(net).eval(), example(*_TRACED), dynamic_shapes=dynamic)
             _drop_ceilings(program)
             torch.export.save(program, partial)
             loaded = torch.export.load(partial).module()

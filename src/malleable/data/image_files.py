@@ -63,10 +63,9 @@ def read_counts(path: Path) -> Tensor:
 
 def read_metres(path: Path) -> Tensor:
     """(H, W) float32 from a ``.npy`` of shape (H, W) or (1, H, W): depth in metres, 0 where it is not a depth."""
+    require_file(path)
     try:
         array: Array = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing") from None
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{path} cannot be read as an array of numbers ({error}); save it again") from error
     if not np.issubdtype(array.dtype, np.floating):

@@ -14,7 +14,6 @@ import torch
 from torchvision.transforms import v2
 
 from malleable.camera import Camera
-from malleable.data.palette import Colour, default_palette
 from malleable.data.sample import Sample
 from malleable.data.tv_tensors import IGNORE
 from malleable.data.writer import FolderWriter
@@ -34,11 +33,6 @@ def _facts() -> dict[str, Any]:
 def classes() -> tuple[str, ...]:
     """The 40 classes in their usual order."""
     return tuple(_facts()["classes"])
-
-
-def palette() -> tuple[Colour, ...]:
-    """One colour for each of the 40 classes."""
-    return default_palette(len(classes()))
 
 
 def raw_to_class() -> dict[str, int]:
@@ -80,7 +74,7 @@ def prepare_nyudv2(
         except ValueError as error:
             raise ValueError(f"{file}: {error}; it is not nyu_depth_v2_labeled.mat") from error
         view = reader.camera if size is None else reader.camera.resize(size)
-        writer = FolderWriter(out, "nyudv2", classes(), palette(), view, settings=settings)
+        writer = FolderWriter(out, "nyudv2", classes(), camera=view, settings=settings)
         resize = v2.Identity() if size is None else v2.Resize(size)
 
         def convert(index: int) -> None:

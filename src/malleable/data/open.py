@@ -20,21 +20,19 @@ def open_dataset(source: str | Path, split: str, *, strict: bool = True) -> Samp
     A folder in the working directory goes before a world of the same name. ``strict`` as for ``FolderDataset``.
     """
     root = Path(source)
-    if not root.exists() and str(source) in get_args(World):
+    if _is_world(source):
         if split not in _SYNTHETIC:
             raise ValueError(f"split must be one of {', '.join(_SYNTHETIC)}, got {split!r}")
         seed, length = _SYNTHETIC[split]
         return SyntheticScenes(source, seed=seed, length=length)  # type: ignore[arg-type]
-    _require_folder(root)
     return Cityscapes(root, split) if _is_cityscapes(root) else FolderDataset(root, split, strict=strict)
 
 
 def splits_of(source: str | Path) -> list[str]:
     """The names of all splits of ``source``."""
     root = Path(source)
-    if not root.exists() and str(source) in get_args(World):
+    if _is_world(source):
         return list(_SYNTHETIC)
-    _require_folder(root)
     if _is_cityscapes(root):
         return [split for split in SPLITS if (root / "leftImg8bit" / split).is_dir()]
     names = split_names(root)
@@ -43,10 +41,11 @@ def splits_of(source: str | Path) -> list[str]:
     return names
 
 
-def _require_folder(root: Path) -> None:
-    if not root.is_dir():
-        raise FileNotFoundError(f"{root} is neither a folder nor one of {', '.join(get_args(World))}")
+def _is_world(source: str | Path) -> bool:
+    return str(source) in get_args(World) and not Path(source).exists()
 
 
 def _is_cityscapes(root: Path) -> bool:
+    if not root.is_dir():
+        raise FileNotFoundError(f"{root} is neither a folder nor one of {', '.join(get_args(World))}")
     return (root / "leftImg8bit").is_dir()

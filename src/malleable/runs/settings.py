@@ -261,13 +261,10 @@ def _initials(name: str) -> str | None:
 
 
 def _wrong(name: str, kind: Any, value: str) -> str:
-    got = shorten(value, 80, placeholder=" …") or "nothing"
-    return f"{name} must be {_allowed(kind)}, got {got}{nearest(value, _choices(kind))}"
-
-
-def _allowed(kind: Any) -> str:
     *others, last = _alternatives(kind)
-    return f"{', '.join(others)} or {last}" if others else last
+    allowed = f"{', '.join(others)} or {last}" if others else last
+    got = shorten(value, 80, placeholder=" …") or "nothing"
+    return f"{name} must be {allowed}, got {got}{nearest(value, _choices(kind))}"
 
 
 def _alternatives(kind: Any) -> list[str]:
