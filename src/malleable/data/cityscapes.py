@@ -100,10 +100,14 @@ def depth_of_disparity(counts: Tensor, baseline: float, fx: float) -> Tensor:
 def _read_camera(path: Path, size: tuple[int, int]) -> tuple[Camera, float]:
     entries = read_json(path)
     try:
-        fx, fy, cx, cy = (float(entries["intrinsic"][name]) for name in ("fx", "fy", "u0", "v0"))
-        camera, baseline = Camera(fx, fy, cx, cy, size), float(entries["extrinsic"]["baseline"])
+        intrinsic = entries["intrinsic"]
+        fx, fy, cx, cy = (float(intrinsic[name]) for name in ("fx", "fy", "u0", "v0"))
+        baseline = float(entries["extrinsic"]["baseline"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} must hold intrinsic fx, fy, u0, v0 and extrinsic baseline ({error!r})") from error
     if not baseline > 0:
         raise ValueError(f"{path}: baseline must be positive metres, got {baseline}")
-    return camera, baseline
+    try:
+        return Camera(fx, fy, cx, cy, size), baseline
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
