@@ -10,7 +10,7 @@ from torch import nn
 
 import malleable as mb
 from helpers.networks import Tiny
-from malleable.cli import as_values, main
+from malleable.cli import main
 from malleable.models.cost import Row, measure, operations_per_tap, table
 
 BASELINE, DEPTH_AWARE, MALLEABLE_1, CONV25D, MALLEABLE_3 = range(5)
@@ -89,19 +89,3 @@ class TestCommand:
     def test_a_wrong_backbone_is_one_line_and_exit_code_1(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["cost", "--backbone", "resnet1"]) == 1
         assert capsys.readouterr().err.startswith("malleable cost: backbone must be a timm model")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--json"], ["--json", "true"]),
-        (["--json", "false"], ["--json", "false"]),
-        (["--json", "file"], ["--json", "true", "file"]),
-        (["--size", "4", "5", "file"], ["--size", "[4,5]", "file"]),
-        (["--size", "[4,5]"], ["--size", "[4,5]"]),
-        (["--size", "4"], ["--size", "4"]),
-        (["--name", "a", "b"], ["--name", "a", "b"]),
-    ],
-)
-def test_shell_style_arguments(arguments: list[str], expected: list[str]) -> None:
-    assert as_values(arguments, {"json": bool, "size": tuple[int, int], "name": str}) == expected

@@ -256,3 +256,20 @@ def test_settings_become_one_file_and_things_without_a_flag_one_list(
     (tmp_path / "a.yaml").write_text("out: y\n")
     first, *rest = resolve(words.replace("FILE", str(tmp_path / "a.yaml")).split(), types)
     assert (json.loads(first.removeprefix("--config=")), rest) == (settings, plain)
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "plain"),
+    [
+        ("--json", {"json": "true"}, []),
+        ("--json false", {"json": "false"}, []),
+        ("--json file", {"json": "true"}, ["file"]),
+        ("--size 4 5 file", {"size": "[4,5]"}, ["file"]),
+        ("--size [4,5]", {"size": "[4,5]"}, []),
+        ("--size 4", {"size": "4"}, []),
+        ("--name a b", {"name": "a"}, ["b"]),
+    ],
+)
+def test_arguments_are_written_as_in_a_shell(words: str, settings: dict[str, str], plain: list[str]) -> None:
+    first, *rest = resolve(words.split(), {"json": bool, "size": tuple[int, int], "name": str})
+    assert (json.loads(first.removeprefix("--config=")), rest) == (settings, plain)

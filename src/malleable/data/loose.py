@@ -135,7 +135,7 @@ def _items(path: Path, flags: Flags) -> Iterator[Item]:
 def _existing(stem: Path) -> Path:
     """The depth file ``stem`` with the suffix that it has, .png if there is none."""
     files = [stem.with_name(stem.name + suffix) for suffix in _DEPTH_SUFFIXES]
-    return next((file for file in files if os.path.exists(file)), files[0])  # names too long are not there
+    return next((file for file in files if os.path.exists(file)), files[0])  # a name may be too long
 
 
 def _read(image: Path, depth: Path, camera: Path, id: str, flags: Flags, description: Description | None) -> Sample:
