@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from malleable.ops.engines.triton.aot import SHARED_MEMORY, Layer, compile_for, constants_of
+from compiled_kernels import SHARED_MEMORY, Layer, compile_for, constants_of
 from malleable.ops.engines.triton.tuning import CONFIGS
 
 KERNELS = 3

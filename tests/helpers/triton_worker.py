@@ -148,20 +148,20 @@ def compiled(
     capability: int, kernel: str, arithmetic: str, layers: list[dict[str, Any]], first_only: bool
 ) -> dict[str, dict[str, Any]]:
     """What the configurations of a kernel for each layer take when compiled, by a name for each."""
-    from malleable.ops.engines.triton import aot as triton_aot
+    import compiled_kernels
 
     found = {}
     for settings in layers:
-        layer = triton_aot.Layer(**settings)
+        layer = compiled_kernels.Layer(**settings)
         if kernel != "data_gradients" and not layer.assign_learned:
             continue
-        for config in triton_aot.shipped(kernel, arithmetic, layer)[: 1 if first_only else None]:
-            usage = triton_aot.compile_for(capability, kernel, arithmetic, config, layer)
+        for config in compiled_kernels.shipped(kernel, arithmetic, layer)[: 1 if first_only else None]:
+            usage = compiled_kernels.compile_for(capability, kernel, arithmetic, config, layer)
             found[f"{layer} {config}"] = {
                 "registers": usage.registers,
                 "stack": usage.stack,
                 "shared": usage.shared,
-                "limit": triton_aot.SHARED_MEMORY[capability],
+                "limit": compiled_kernels.SHARED_MEMORY[capability],
                 "atomics": re.findall(r"\b(?:atom|red)\.global\S*", usage.ptx),
             }
     return found

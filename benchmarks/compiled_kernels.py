@@ -1,7 +1,5 @@
 """Compile the Triton kernels for a GPU that is not there, and read from the binary what they take."""
 
-# mypy: disable-error-code="import-untyped,import-not-found"
-
 from __future__ import annotations
 
 import re
