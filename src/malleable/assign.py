@@ -1,12 +1,12 @@
 """The assigning functions g_k: which share of a neighbour each kernel takes (paper, Eqs. 5-7, 10 and 11).
 
-Eq. 1 gives a *nearer* neighbour a positive relative difference d, so kernels with positive centres look in front of the
-centre pixel and those with negative centres behind it. (The paper's appendix numbers its kernels the other way round.)
+Eq. 1 gives a *nearer* neighbour a positive relative difference d, so kernels with positive centers look in front of the
+center pixel and those with negative centers behind it. (The paper's appendix numbers its kernels the other way round.)
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -73,8 +73,3 @@ def handle_invalid(assign: Tensor, valid: Tensor, invalid: Invalid, scale: Tenso
     worth = assign.new_full((kernels,), 1 / (kernels + 2) if invalid == "uniform" else 0.0)
     worth = worth if scale is None else worth * scale
     return torch.where(valid.unsqueeze(1), assign, worth.view(1, -1, *[1] * (assign.ndim - 2)))
-
-
-def check_invalid(invalid: str) -> None:
-    if invalid not in get_args(Invalid):
-        raise ValueError(f"invalid must be one of {', '.join(map(repr, get_args(Invalid)))}, got {invalid!r}")

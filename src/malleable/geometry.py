@@ -20,8 +20,8 @@ _NEAREST, _FARTHEST = 1e-9, 1e9
 class Differences(NamedTuple):
     """What each tap of a convolution sees of the depth map.
 
-    value: (N, taps, Hout, Wout), depth(centre) − depth(tap), positive for a nearer tap, 0 where not valid.
-    valid: (N, taps, Hout, Wout) bool, depth is known at both the centre and the tap.
+    value: (N, taps, Hout, Wout), depth(center) − depth(tap), positive for a nearer tap, 0 where not valid.
+    valid: (N, taps, Hout, Wout) bool, depth is known at both the center and the tap.
     """
 
     value: Tensor
@@ -65,7 +65,7 @@ class Geometry:
     def depth_at(self, size: Sequence[int], dtype: torch.dtype = torch.float32) -> tuple[Tensor, float | Tensor]:
         """Depth at a feature map of ``size`` (height, width), and the rate r_down of that map.
 
-        Feature (i, j) at rate r is centred on image pixel (r·i, r·j). Returns depth (N, 1, height, width) with 0 where
+        Feature (i, j) at rate r is centerd on image pixel (r·i, r·j). Returns depth (N, 1, height, width) with 0 where
         it is invalid, and the rate.
         """
         return self._share(("depth", *size, dtype), lambda: self._depth_at(size, dtype))
@@ -91,12 +91,12 @@ class Geometry:
     def _difference(self, window: Window, size: Sequence[int], dtype: torch.dtype, relative: bool) -> Differences:
         depth, rate = self.depth_at(size, dtype)
         taps = torch.cat(list(window.views(depth)), dim=1)  # (N, taps, Hout, Wout)
-        centre = taps[:, window.centre : window.centre + 1]
-        valid = (taps > 0) & (centre > 0)
-        difference = torch.where(valid, centre - taps, 0.0)
+        center = taps[:, window.center : window.center + 1]
+        valid = (taps > 0) & (center > 0)
+        difference = torch.where(valid, center - taps, 0.0)
         if relative:
             focal = torch.where(self._focal_known(), self.focal, 1.0).to(dtype).view(-1, 1, 1, 1)
-            difference = difference / grid_unit(torch.where(centre > 0, centre, 1.0), focal, rate, window.dilation)
+            difference = difference / grid_unit(torch.where(center > 0, center, 1.0), focal, rate, window.dilation)
         return Differences(difference, valid)
 
     def _focal_known(self) -> Tensor:
@@ -173,7 +173,7 @@ def sample_positions(
         return rate, step, step
     _check_sizes(image, size)
     rows, columns = (torch.arange(s, device=device) * n // s for n, s in zip(image, size, strict=True))
-    return _mean_ratio(image, size), rows, columns
+    return (image[0] / size[0] + image[1] / size[1]) / 2, rows, columns
 
 
 def integer_rate(image: Sequence[int], size: Sequence[int]) -> int | None:
@@ -207,10 +207,6 @@ def _sample_positions_as_tensors(
         for axis, i in enumerate(torch.arange(length, device=device) for length in size)
     )
     return torch.where(low <= high, rate.to(torch.float32), (n / s).mean()), rows, columns
-
-
-def _mean_ratio(image: Sequence[int], size: Sequence[int]) -> float:
-    return (image[0] / size[0] + image[1] / size[1]) / 2
 
 
 def _check_sizes(image: Sequence[int], size: Sequence[int]) -> None:

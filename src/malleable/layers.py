@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from malleable.assign import (
-    Invalid,
-    check_invalid,
-    depth_aware_assign,
-    handle_invalid,
-    hard_assign,
-    malleable_assign,
-)
+from malleable.assign import Invalid, depth_aware_assign, handle_invalid, hard_assign, malleable_assign
 from malleable.geometry import Geometry
 from malleable.ops.depth_conv2d import check_features, convolve
 from malleable.ops.scaled_assign import scaled_assign
@@ -55,7 +48,8 @@ class DepthConv2d(nn.Module):
                 raise ValueError(f"{name} must be positive and divisible by groups={groups}, got {value}")
         if kernels < 1:
             raise ValueError(f"kernels must be at least 1, got {kernels}")
-        check_invalid(invalid)
+        if invalid not in get_args(Invalid):
+            raise ValueError(f"invalid must be one of {', '.join(map(repr, get_args(Invalid)))}, got {invalid!r}")
         self.window = Window.of(kernel_size, stride, padding, dilation)
         self._padding = padding if isinstance(padding, str) else self.window.padding[::-2]
         self.in_channels = in_channels
@@ -79,7 +73,7 @@ class DepthConv2d(nn.Module):
 
     @property
     def padding(self) -> str | tuple[int, ...]:
-        """As it was given, a word or (vertical, horizontal)."""
+        """The padding as it was given, a word or (vertical, horizontal)."""
         return self._padding
 
     @property
@@ -137,9 +131,7 @@ class DepthConv2d(nn.Module):
 
     def forward(self, x: Tensor, geometry: Geometry) -> Tensor:
         """x (N, C, H, W) at any rate of the geometry's image → (N, O, Hout, Wout), as ``nn.Conv2d`` gives."""
-        if not torch.compiler.is_compiling():
-            check_features(x, self.weight, self.window, self.groups)
-            check_geometry(x, geometry)
+        _check_inputs(x, self.weight, self.window, self.groups, geometry)
         assign = self.assign(geometry, x.shape[-2:], torch.promote_types(x.dtype, torch.float32))
         return convolve(x, self.weight, assign, self.bias, self.window, self.groups)
 
@@ -168,7 +160,7 @@ class MalleableConv2d(DepthConv2d):
         centers: a_0 … a_{K+1} to start from; −(K+1)/2 … (K+1)/2 by default.
         temperature: t > 0 to start from.
         learnable: which of ``"centers"``, ``"temperature"`` and ``"rebalance"`` are trained; the others stay as set.
-        invalid: what a tap without depth counts as: ``"same"`` depth as the centre, ``"uniform"`` over all K + 2
+        invalid: what a tap without depth counts as: ``"same"`` depth as the center, ``"uniform"`` over all K + 2
             classes, or ``"ignore"``.
 
     Example:
@@ -241,9 +233,7 @@ class MalleableConv2d(DepthConv2d):
         # On the CPU and in full precision, whatever the layer's own device and dtype.
         centers = torch.tensor(layer.initial_centers, dtype=torch.float64, device="cpu")
         d = torch.zeros(1, dtype=torch.float64, device="cpu")
-        at_equal_depth = (
-            malleable_assign(d, centers, layer.initial_temperature).mean().item()
-        )  # Σ s_k g_k, all s_k equal
+        at_equal_depth = malleable_assign(d, centers, layer.initial_temperature).mean().item()  # Σ s_k g_k, equal s_k
         if at_equal_depth < 1e-6:
             raise ValueError(
                 f"centers={layer.initial_centers} with temperature={layer.initial_temperature} leave no kernel at "
@@ -353,7 +343,7 @@ class DepthAwareConv2d(DepthConv2d):
 
 
 class DepthAwareAvgPool2d(nn.Module):
-    """Average pooling whose taps fade with their distance in metres from the centre, as in depth-aware convolution.
+    """Average pooling whose taps fade with their distance in metres from the center, as in depth-aware convolution.
 
     ``y(i) = Σ_p g(i, i+p) x(i+p) / Σ_p g(i, i+p)`` over the taps inside the map: on flat or missing depth this is
     ``nn.AvgPool2d(count_include_pad=False)``.
@@ -374,9 +364,7 @@ class DepthAwareAvgPool2d(nn.Module):
         """x (N, C, H, W) at any rate of the geometry's image → (N, C, Hout, Wout)."""
         channels = x.shape[1] if x.ndim == 4 else 0
         weight = x.new_ones(channels, 1, *self.window.kernel_size)
-        if not torch.compiler.is_compiling():
-            check_features(x, weight, self.window, channels)
-            check_geometry(x, geometry)
+        _check_inputs(x, weight, self.window, channels, geometry)
         dtype = torch.promote_types(x.dtype, torch.float32)
         size = x.shape[-2:]
         g = depth_aware_assign(geometry.depth_difference(self.window, size, dtype).value, self.alpha)
@@ -391,8 +379,11 @@ class DepthAwareAvgPool2d(nn.Module):
         return f"kernel_size={kernel}, stride={stride}, padding={padding}, alpha={self.alpha}"
 
 
-def check_geometry(x: Tensor, geometry: Geometry) -> None:
-    """Refuse a geometry that cannot belong to features ``x``."""
+def _check_inputs(x: Tensor, weight: Tensor, window: Window, groups: int, geometry: Geometry) -> None:
+    """Refuse features that the layer cannot take and a geometry that cannot belong to them, before it is measured."""
+    if torch.compiler.is_compiling():  # symbolic sizes make a compiler prove each of these; the operator checks too
+        return
+    check_features(x, weight, window, groups)
     if not isinstance(geometry, Geometry):
         raise TypeError(f"geometry must be a malleable.Geometry(depth, focal), got {type(geometry).__name__}")
     depth = geometry.depth

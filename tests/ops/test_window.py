@@ -35,8 +35,8 @@ def test_same_padding_as_torch(kh: int, kw: int, dilation: int) -> None:
 
 
 def test_the_centre_of_even_kernels() -> None:
-    assert Window.of((4, 2)).centre == 2 * 2 + 1
-    assert Window.of(3).centre == 4
+    assert Window.of((4, 2)).center == 2 * 2 + 1
+    assert Window.of(3).center == 4
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def neighbours(seeing: Seeing, sample: Sample, pixel: tuple[int, int] | None = N
             (height, width), window.stride, (top, left), window.kernel_size, window.dilation, strict=True
         )
     )
-    middle = divmod(window.centre, window.kernel_size[1])
+    middle = divmod(window.center, window.kernel_size[1])
     if pixel is None:
         differ = g.var(1, unbiased=False).sum(0)
         whole = 2 * inside[0].amin(0) + known[0].all(0)

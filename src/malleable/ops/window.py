@@ -13,7 +13,7 @@ Pair = int | Sequence[int]
 
 
 class Window(NamedTuple):
-    """Where a convolution looks. Taps are numbered row by row; the centre is tap (kh // 2, kw // 2)."""
+    """Where a convolution looks. Taps are numbered row by row; the center is tap (kh // 2, kw // 2)."""
 
     kernel_size: tuple[int, int]
     stride: tuple[int, int] = (1, 1)
@@ -45,7 +45,7 @@ class Window(NamedTuple):
         return self.kernel_size[0] * self.kernel_size[1]
 
     @property
-    def centre(self) -> int:
+    def center(self) -> int:
         """Index of the tap that relative depth is measured from."""
         kh, kw = self.kernel_size
         return kh // 2 * kw + kw // 2

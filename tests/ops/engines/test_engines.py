@@ -53,7 +53,7 @@ def problem(shape: tuple[Any, ...], assignment: str, dtype: torch.dtype) -> tupl
     if assignment == "hard":
         assign = (assign == assign.amax(1, keepdim=True)).double() * (assign > 0.4)
     if assignment == "constant centre":
-        assign[:, :, window.centre] = torch.rand(kernels, dtype=torch.float64).view(-1, 1, 1)
+        assign[:, :, window.center] = torch.rand(kernels, dtype=torch.float64).view(-1, 1, 1)
     tensors = [
         torch.randn(batch, out, *output, dtype=torch.float64),
         torch.randn(batch, channels, *size, dtype=torch.float64),

@@ -22,7 +22,7 @@ _GROUP = 32  # channels; narrower groups are run several at a time, zeros betwee
 
 
 class Problem(ctypes.Structure):
-    """As in ``csrc/common.h``."""
+    """The sizes and strides of one call, as ``csrc/common.h`` declares them."""
 
     _fields_ = [
         *((field, ctypes.c_int32) for field in ("batch", "channels", "out_channels", "kernels", "groups")),

@@ -50,7 +50,7 @@ CONFIGS: dict[tuple[str, str], list[triton.Config]] = {
     ("weight_gradient", "tf32"): _configs((32, 64, 64, 8, 3, None), (32, 32, 32, 4, 3, 255)),
     ("weight_gradient", "ieee"): _configs((16, 64, 64, 8, 3, None), (32, 32, 32, 4, 3, 255)),
 }
-"""By kernel and by what it multiplies: 16-bit numbers, float32 as TF32, or float32 as it is."""
+"""The choices by kernel and by what it multiplies: 16-bit numbers, float32 as TF32, or float32 as it is."""
 
 
 def block_in(channels: int, arithmetic: str) -> int:

@@ -91,7 +91,7 @@ extern "C" void malleable_assign(int64_t batch, int64_t size, int32_t kernels, c
     }
 }
 
-// sums: [K + 2 centres, temperature, K scales] in double.
+// sums: [K + 2 centers, temperature, K scales] in double.
 extern "C" void malleable_assign_backward(int64_t batch, int64_t size, int32_t kernels, const float* grad,
                                           const float* d, const float* centers, float temperature, const float* scale,
                                           float* grad_d, double* sums, int32_t threads) {

@@ -228,7 +228,7 @@ void scatter(const float* in, int pitch, T* map, const int64_t* stride, int chan
 }
 
 // The tap that relative depth is measured from.
-inline int centre_of(const Problem& p) { return p.kh / 2 * p.kw + p.kw / 2; }
+inline int center_of(const Problem& p) { return p.kh / 2 * p.kw + p.kw / 2; }
 
 // How many of a map's channels fit a buffer of 8 MiB for so many pixels.
 inline int channels_at_once(int channels, int64_t pixels) {
@@ -236,14 +236,14 @@ inline int channels_at_once(int channels, int64_t pixels) {
   return int(std::min<int64_t>(channels, fit));
 }
 
-// The assignment of the centre tap, if it is the same everywhere: its kernels then act as one.
+// The assignment of the center tap, if it is the same everywhere: its kernels then act as one.
 template <typename T>
-bool constant_centre(const Problem& p, const T* assign, std::vector<float>& value) {
-  const int64_t pixels = int64_t(p.out_height) * p.out_width, taps = p.kh * p.kw, centre = centre_of(p);
+bool constant_center(const Problem& p, const T* assign, std::vector<float>& value) {
+  const int64_t pixels = int64_t(p.out_height) * p.out_width, taps = p.kh * p.kw, center = center_of(p);
   value.assign(p.kernels, 0.0f);
   for (int n = 0; n < p.batch; ++n)
     for (int k = 0; k < p.kernels; ++k) {
-      const T* a = assign + ((int64_t(n) * p.kernels + k) * taps + centre) * pixels;
+      const T* a = assign + ((int64_t(n) * p.kernels + k) * taps + center) * pixels;
       if (n == 0) value[k] = a[0];
       bool same = true;
       for (int64_t i = 0; i < pixels; ++i) same &= float(a[i]) == value[k];

@@ -31,9 +31,9 @@ void pack_rows(const T* from, int64_t pitch, int columns, int taps, int64_t slab
 }
 
 // Weights as panels, [kernel][tap][panel][input][kPanel], inputs being x's channels, or y's for the gradient of x.
-// With `centre` the first kernel's centre tap holds the sum over kernels, weighted by it.
+// With `center` the first kernel's center tap holds the sum over kernels, weighted by it.
 template <typename T>
-void pack(const Problem& p, const T* weight, int group, bool transposed, const std::vector<float>* centre, float* out) {
+void pack(const Problem& p, const T* weight, int group, bool transposed, const std::vector<float>* center, float* out) {
   const int c = p.channels / p.groups, o = p.out_channels / p.groups, taps = p.kh * p.kw;
   const int inputs = transposed ? o : c, outputs = transposed ? c : o;
   const int panels = (outputs + kPanel - 1) / kPanel;
@@ -57,19 +57,19 @@ void pack(const Problem& p, const T* weight, int group, bool transposed, const s
           for (int l = wide; l < kPanel; ++l) row[l] = 0;
         }
     }
-  if (!centre) return;
-  const int t = centre_of(p);
+  if (!center) return;
+  const int t = center_of(p);
 #pragma omp parallel for num_threads(p.threads) schedule(static)
   for (int64_t i = 0; i < slab; ++i) {
     float s = 0;
-    for (int k = 0; k < p.kernels; ++k) s += (*centre)[k] * out[(int64_t(k) * taps + t) * slab + i];
+    for (int k = 0; k < p.kernels; ++k) s += (*center)[k] * out[(int64_t(k) * taps + t) * slab + i];
     out[t * slab + i] = s;
   }
 }
 
 template <typename T>
 void forward(const Problem& p, const T* x, const T* weight, const T* assign, T* y, float* packed) {
-  const int c = p.channels / p.groups, o = p.out_channels / p.groups, taps = p.kh * p.kw, centre = centre_of(p);
+  const int c = p.channels / p.groups, o = p.out_channels / p.groups, taps = p.kh * p.kw, center = center_of(p);
   const int pitch = round_up(o, kLanes);
   const int64_t slab = int64_t((o + kPanel - 1) / kPanel) * c * kPanel, pixels = int64_t(p.out_height) * p.out_width;
   const Blocks blocks(p.out_height, p.out_width, kBlock);
@@ -78,7 +78,7 @@ void forward(const Problem& p, const T* x, const T* weight, const T* assign, T* 
   const int chunk = channels_at_once(c, most);
   const Buffers ins(p.threads, most * chunk), outs(p.threads, int64_t(largest.pixels()) * pitch);
   std::vector<float> middle;
-  const bool collapse = constant_centre(p, assign, middle);
+  const bool collapse = constant_center(p, assign, middle);
   for (int group = 0; group < p.groups; ++group) {
     pack(p, weight, group, false, collapse ? &middle : nullptr, packed);
 #pragma omp parallel num_threads(p.threads)
@@ -97,7 +97,7 @@ void forward(const Problem& p, const T* x, const T* weight, const T* assign, T* 
                    source, in, depth);
             for (int t = 0; t < taps; ++t)
               for (int k = 0; k < p.kernels; ++k) {
-                const bool one = collapse && t == centre;
+                const bool one = collapse && t == center;
                 if (one && k > 0) continue;
                 const T* a = assign + ((int64_t(n) * p.kernels + k) * taps + t) * pixels;
                 list.clear();
@@ -127,7 +127,7 @@ void forward(const Problem& p, const T* x, const T* weight, const T* assign, T* 
 template <typename T>
 void backward_data(const Problem& p, const T* grad, const T* x, const T* weight, const T* assign, T* grad_x,
                    float* grad_assign, float* packed) {
-  const int c = p.channels / p.groups, o = p.out_channels / p.groups, taps = p.kh * p.kw, centre = centre_of(p);
+  const int c = p.channels / p.groups, o = p.out_channels / p.groups, taps = p.kh * p.kw, center = center_of(p);
   const int pitch = round_up(c, kLanes);
   const int64_t slab = int64_t((c + kPanel - 1) / kPanel) * o * kPanel, pixels = int64_t(p.out_height) * p.out_width;
   const Blocks blocks(p.height, p.width, kBlock);
@@ -138,7 +138,7 @@ void backward_data(const Problem& p, const T* grad, const T* x, const T* weight,
   const Buffers ins(p.threads, most * chunk), outs(p.threads, int64_t(largest.pixels()) * pitch);
   const Buffers others(p.threads, grad_assign ? int64_t(largest.pixels()) * pitch : 0);
   std::vector<float> middle;
-  const bool collapse = !grad_assign && constant_centre(p, assign, middle);
+  const bool collapse = !grad_assign && constant_center(p, assign, middle);
   for (int group = 0; group < p.groups; ++group) {
     pack(p, weight, group, true, collapse ? &middle : nullptr, packed);
 #pragma omp parallel num_threads(p.threads)
@@ -162,7 +162,7 @@ void backward_data(const Problem& p, const T* grad, const T* x, const T* weight,
                    p.out_width, depth, source, in, depth);
             for (int t = 0; t < taps; ++t)
               for (int k = 0; k < p.kernels; ++k) {
-                const bool one = collapse && t == centre;
+                const bool one = collapse && t == center;
                 if (one && k > 0) continue;
                 const int64_t plane = ((int64_t(n) * p.kernels + k) * taps + t) * pixels;
                 list.clear();

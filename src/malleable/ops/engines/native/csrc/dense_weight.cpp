@@ -32,14 +32,14 @@ void unpack_rows(const float* from, int64_t share, int shares, int64_t slab, int
 template <typename T>
 void backward_weight(const Problem& p, const T* grad, const T* x, const T* assign, T* grad_weight, float* parts,
                      int shares) {
-  const int c = p.channels / p.groups, o = p.out_channels / p.groups, taps = p.kh * p.kw, centre = centre_of(p);
+  const int c = p.channels / p.groups, o = p.out_channels / p.groups, taps = p.kh * p.kw, center = center_of(p);
   const int pitch = round_up(o, kLanes);
   const int64_t pixels = int64_t(p.out_height) * p.out_width, part = int64_t(p.kernels) * taps * c * pitch;
   const Blocks blocks(p.out_height, p.out_width, kBlock);
   const Region largest{0, 0, blocks.rows, blocks.columns}, reach = input_of(p, largest);
   const int64_t most = int64_t(std::min(reach.rows, p.height)) * std::min(reach.columns, p.width);
   std::vector<float> middle;
-  const bool collapse = constant_centre(p, assign, middle);
+  const bool collapse = constant_center(p, assign, middle);
   const int columns = std::max(1, p.threads / shares), per_column = (c + columns - 1) / columns;
   const int chunk = channels_at_once(per_column, most);
   const Buffers ins(p.threads, most * chunk), outs(p.threads, int64_t(largest.pixels()) * pitch);
@@ -66,7 +66,7 @@ void backward_weight(const Problem& p, const T* grad, const T* x, const T* assig
                      source, in, depth);
               for (int t = 0; t < taps; ++t)
                 for (int k = 0; k < p.kernels; ++k) {
-                  const bool one = collapse && t == centre;
+                  const bool one = collapse && t == center;
                   if (one && k > 0) continue;
                   const T* a = assign + ((int64_t(n) * p.kernels + k) * taps + t) * pixels;
                   int count = 0;
@@ -100,8 +100,8 @@ void backward_weight(const Problem& p, const T* grad, const T* x, const T* assig
     if (collapse)  // each kernel's share of the one sum
       for (int share = 0; share < shares; ++share)
         for (int k = p.kernels - 1; k >= 0; --k) {
-          const float* one = parts + share * part + int64_t(centre) * c * pitch;
-          float* to = parts + share * part + (int64_t(k) * taps + centre) * c * pitch;
+          const float* one = parts + share * part + int64_t(center) * c * pitch;
+          float* to = parts + share * part + (int64_t(k) * taps + center) * c * pitch;
           for (int64_t i = 0; i < int64_t(c) * pitch; ++i) to[i] = one[i] * middle[k];
         }
 #pragma omp parallel for collapse(2) num_threads(p.threads) schedule(static)
