@@ -17,9 +17,10 @@ import torch
 import malleable as mb
 from malleable.data import open_dataset
 from malleable.figures.curves import Assigning, assigning_functions, save
-from malleable.figures.inspection import Seeing, assigning, forerunners, grid_unit, seeing_layers
+from malleable.figures.inspection import Seeing, assigning, forerunners, seeing_layers
 from malleable.figures.run import METHODS, draw_fields
 from malleable.files import read_json
+from malleable.geometry import grid_unit
 from malleable.reports.statistics import Average, shown
 from malleable.reports.tally import markdown
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from malleable.data.sample import Sample, collate
 from malleable.data.transforms import eval_transform
 from malleable.figures.curves import Assigning, Field, Neighbours
 from malleable.figures.style import Array
-from malleable.geometry import Geometry
+from malleable.geometry import Geometry, grid_unit
 from malleable.layers import Conv25d, DepthAwareConv2d, DepthConv2d, MalleableConv2d
 from malleable.models import DeepLabV3Plus
 from malleable.models.convert import Placed
@@ -55,11 +54,6 @@ def assigning(d: Array, centers: Sequence[float], temperature: float) -> Assigni
     a = torch.tensor(centers, dtype=torch.float64)
     h = malleable_logits(torch.from_numpy(d)[None].double(), a, temperature)[0]
     return Assigning(d, h.numpy(), h.softmax(0)[1:-1].numpy(), np.array(centers), temperature)
-
-
-def grid_unit(depth: float, focal: float, rate: float, dilation: Sequence[int]) -> float:
-    """Return the metres that count as a relative difference of 1 at ``depth`` (Eq. 1)."""
-    return rate * fmean(dilation) * depth / focal
 
 
 @torch.no_grad()
