@@ -1,4 +1,4 @@
-"""Figures of a labelling: a confusion matrix of whole numbers, and what follows from it."""
+"""Count what a labelling gets right and wrong, in whole numbers, and score it."""
 
 from __future__ import annotations
 

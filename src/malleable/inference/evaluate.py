@@ -55,13 +55,13 @@ def evaluate_network(
     net.eval()
     try:
         for sample in samples:
-            scores = probabilities(net, sample, protocol)
-            if len(scores) != len(dataset.classes):
+            likely = probabilities(net, sample, protocol)  # (C, H, W)
+            if len(likely) != len(dataset.classes):
                 raise ValueError(
-                    f"the network knows {len(scores)} classes but {dataset.name} has {len(dataset.classes)}; "
+                    f"the network knows {len(likely)} classes but {dataset.name} has {len(dataset.classes)}; "
                     "evaluate it on a data set with the classes it was trained for"
                 )
-            confusion.update(scores.argmax(0), sample.label.as_subclass(Tensor).to(device))
+            confusion.update(likely.argmax(0), sample.label.as_subclass(Tensor).to(device))
             if after_each is not None:
                 after_each()
         if after_each is not None and len(share) < math.ceil(len(dataset) / processes):

@@ -28,7 +28,8 @@ def probabilities(net: nn.Module, sample: Sample, protocol: Protocol | None = No
     total: Tensor | None = None
     views = list(product(protocol.scales, (False, True) if protocol.flip else (False,)))
     for scale, mirrored in views:
-        batch = _to(_view(sample, scale, mirrored), device)
+        batch = _view(sample, scale, mirrored)
+        batch = Batch._make([*(part.to(device) for part in batch[:4]), batch.ids])
         logits = _logits(net, batch, protocol)
         if mirrored:
             logits = logits.flip(-1)
@@ -89,8 +90,3 @@ def _run(net: nn.Module, batch: Batch, rows: slice, columns: slice) -> Tensor:
     if logits.shape[-2:] != image.shape[-2:]:
         logits = interpolate(logits, image.shape[-2:], mode="bilinear")
     return logits
-
-
-def _to(batch: Batch, device: torch.device) -> Batch:
-    image, depth, label, focal = (part.to(device) for part in batch[:4])
-    return Batch(image, depth, label, focal, batch.ids)

@@ -9,7 +9,7 @@ import shutil
 import textwrap
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,15 +68,12 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     path = folder / f"step-{checkpoint.step:08d}.pt"
     content = {
         "format": _FORMAT,
+        **vars(checkpoint),
         "config": checkpoint.config.to_dict(),
-        "step": checkpoint.step,
         "model": dict(checkpoint.model),
         "ema": None if checkpoint.ema is None else dict(checkpoint.ema),
         "classes": list(checkpoint.classes),
         "palette": [list(colour) for colour in checkpoint.palette],
-        "dataset": checkpoint.dataset,
-        "training": checkpoint.training,
-        "versions": checkpoint.versions,
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -226,27 +223,21 @@ def _parsed(path: Path) -> Checkpoint:
         raise ValueError(f"{path} is no checkpoint of malleable train; it holds a {type(content).__name__}")
     if content["format"] != _FORMAT:
         raise ValueError(f"{path} has format {content['format']}; this version of malleable reads {_FORMAT}")
-    missing = [name for name in _PARTS if name not in content]
-    if missing:
-        raise ValueError(f"{path} is no checkpoint of malleable train; it has no {missing[0]!r}")
     for name, kinds in _PARTS.items():
+        if name not in content:
+            raise ValueError(f"{path} is no checkpoint of malleable train; it has no {name!r}")
         if not isinstance(content[name], kinds) or isinstance(content[name], bool):
-            raise ValueError(f"{path} is no checkpoint of malleable train; {name!r} is {_kind(content[name])}")
+            kind = type(content[name]).__name__
+            raise ValueError(f"{path} is no checkpoint of malleable train; {name!r} is {kind}")
     for name in ("model", "ema"):
         _check_weights(path, name, content[name])
     if content["step"] < 0 or not all(isinstance(name, str) for name in content["classes"]):
         raise ValueError(f"{path} is no checkpoint of malleable train; 'step' or 'classes' make no sense")
-    return Checkpoint(
-        config=Config.from_dict(content["config"]),
-        step=content["step"],
-        model=content["model"],
-        ema=content["ema"],
-        classes=tuple(content["classes"]),
-        palette=_colours(content["palette"]),
-        dataset=content["dataset"],
-        training=content["training"],
-        versions=content["versions"],
-    )
+    parts = {name: content[name] for name in _PARTS}
+    parts["config"] = Config.from_dict(content["config"])
+    parts["classes"] = tuple(content["classes"])
+    parts["palette"] = tuple((red, green, blue) for red, green, blue in content["palette"])
+    return Checkpoint(**parts)
 
 
 def _check_weights(path: Path, name: str, weights: Mapping[object, object] | None) -> None:
@@ -254,16 +245,8 @@ def _check_weights(path: Path, name: str, weights: Mapping[object, object] | Non
     tensors: dict[str, Tensor] = {}
     for key, tensor in (weights or {}).items():
         if not isinstance(key, str) or not isinstance(tensor, Tensor):
-            raise ValueError(f"{path} is no checkpoint of malleable train; {name!r} has a {_kind(tensor)}")
+            raise ValueError(f"{path} is no checkpoint of malleable train; {name!r} has a {type(tensor).__name__}")
         if tensor.numel() * tensor.element_size() > path.stat().st_size:
             raise ValueError(f"{path} is damaged: {key} is said to be larger than the file")
         tensors[key] = tensor
     check_finite(tensors, path)
-
-
-def _kind(value: object) -> str:
-    return type(value).__name__
-
-
-def _colours(palette: Sequence[Sequence[int]]) -> tuple[tuple[int, int, int], ...]:
-    return tuple((red, green, blue) for red, green, blue in palette)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from malleable.models import DeepLabV3Plus, deeplabv3plus
@@ -156,15 +157,15 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts of numbers, strings, lists and None."""
-        return {section: {key: _plain(value) for key, value in asdict(getattr(self, section)).items()}
-                for section in _SECTIONS}  # fmt: skip
+        values: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # makes lists of tuples
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
         """What :meth:`to_dict` gave."""
         try:
             sections = {
-                name: kind(**{key: _frozen(value) for key, value in values[name].items()})
+                name: kind(**{key: tuple(x) if isinstance(x, list) else x for key, x in values[name].items()})
                 for name, kind in _SECTIONS.items()
             }
         except (KeyError, TypeError, AttributeError) as error:
@@ -175,18 +176,8 @@ class Config:
 _SECTIONS: dict[str, type[Any]] = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig}
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def build_network(config: ModelConfig, num_classes: int, *, pretrained: bool = True) -> DeepLabV3Plus:
     """The network of ``config``; with ``pretrained=False`` no weights are looked for, because others follow."""
-    if not pretrained:
-        config = replace(config, pretrained=False)
     return deeplabv3plus(
         config.backbone,
         num_classes,
@@ -195,6 +186,6 @@ def build_network(config: ModelConfig, num_classes: int, *, pretrained: bool = T
         config.stages,
         config.output_stride,
         config.merge,
-        config.pretrained,
+        config.pretrained if pretrained else False,
         **config.layer_options(),
     )

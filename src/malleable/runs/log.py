@@ -94,10 +94,11 @@ class Row:
         return {name: value for name, value in columns.items() if math.isfinite(value)}
 
     @classmethod
-    def of(cls, step: int, columns: Mapping[str, float]) -> Row:
-        """What :meth:`columns` gave; columns of other names are left out."""
+    def of(cls, line: Mapping[str, Any]) -> Row:
+        """Read a line of the file; columns of other names, and those that hold no number, are left out."""
+        columns = {name: value for name, value in line.items() if isinstance(value, int | float)}
         return cls(
-            step,
+            line["step"],
             {name: columns[name] for name in _TRAINING if name in columns},
             {name: columns[f"{_VALIDATION}{name}"] for name in SCORES if f"{_VALIDATION}{name}" in columns},
             _under(_IOU, columns),
@@ -140,7 +141,7 @@ def read_log(folder: Path) -> list[Row]:
 
     A line that is no object with an integer ``step``, such as one that a killed run left half-written, is passed over.
     """
-    return [_row(line) for line in _lines(folder / METRICS)]
+    return [Row.of(line) for line in _lines(folder / METRICS)]
 
 
 def validations(rows: Iterable[Row]) -> dict[int, float]:
@@ -167,11 +168,6 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         if isinstance(line, dict) and isinstance(line.get("step"), int):
             lines.append(line)
     return lines
-
-
-def _row(line: Mapping[str, Any]) -> Row:
-    numbers = {name: value for name, value in line.items() if isinstance(value, int | float) and name != "step"}
-    return Row.of(line["step"], numbers)
 
 
 def _under(prefix: str, columns: Mapping[str, float]) -> dict[str, float]:

@@ -45,7 +45,7 @@ class Protocol:
             raise ValueError(f"overlap must be at least 0 and below 1, got {self.overlap}")
 
     def __str__(self) -> str:
-        """What must stand beside a figure: ``single scale``, or ``multi-scale 0.75, 1, 1.25 + flip``."""
+        """Say what must stand beside a score: ``single scale``, or ``multi-scale 0.75, 1, 1.25 + flip``."""
         factors = ", ".join(f"{scale:g}" for scale in self.scales)
         kind = "multi-scale " + factors if len(self.scales) > 1 else "single scale"
         if len(self.scales) == 1 and self.scales != (1.0,):

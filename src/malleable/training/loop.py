@@ -83,15 +83,17 @@ def update(state: State, batch: Batch, loss: Loss, folder: RunFolder) -> tuple[f
     seed_step(recipe.seed, state.step, fabric.global_rank)
     state.set_lr()
     weight = max(total(fabric, loss.weight(batch.label).sum()), 1.0)  # of the whole batch, over all devices
+    images, size = len(batch.ids), len(batch.ids) // recipe.accumulate
     losses: list[Tensor] = []
-    for part, last in parts(batch, recipe.accumulate):
-        with fabric.no_backward_sync(state.model, enabled=not last):
+    for end in range(size, images + 1, size):
+        part = Batch._make(field[end - size : end] for field in batch)
+        with fabric.no_backward_sync(state.model, enabled=end < images):
             image = part.image.contiguous(memory_format=torch.channels_last) if recipe.channels_last else part.image
-            logits = state.model(image, depth=part.depth, focal=part.focal)  # (images, C, H, W)
-            each = loss(logits, part.label)  # (images,)
+            logits = state.model(image, depth=part.depth, focal=part.focal)  # (size, C, H, W)
+            each = loss(logits, part.label)  # (size,)
             fabric.backward(each.sum() * (fabric.world_size / weight))  # devices average their gradients
         losses.append(each.detach())
-    per_image = torch.cat(losses)  # (n,)
+    per_image = torch.cat(losses)  # (images,)
     value = total(fabric, per_image.sum()) / weight
     clipped = fabric.clip_gradients(
         state.model, state.stepper, max_norm=recipe.clip or math.inf, error_if_nonfinite=False
@@ -101,14 +103,6 @@ def update(state: State, batch: Batch, loss: Loss, folder: RunFolder) -> tuple[f
         raise not_finite(state, value, per_image, batch.ids, folder)
     state.advance()
     return value, norm
-
-
-def parts(batch: Batch, number: int) -> Iterator[tuple[Batch, bool]]:
-    """A batch in equal parts, each with whether it is the last."""
-    size = len(batch.ids) // number
-    for first in range(0, len(batch.ids), size):
-        end = first + size
-        yield Batch._make(field[first:end] for field in batch), end == len(batch.ids)
 
 
 def not_finite(state: State, value: float, per_image: Tensor, ids: list[str], folder: RunFolder) -> RuntimeError:
