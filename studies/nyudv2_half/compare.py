@@ -12,7 +12,7 @@ from pathlib import Path
 
 from malleable.files import read_json
 from malleable.reports.statistics import Average, decimal, shown, shown_p
-from malleable.reports.tally import markdown
+from malleable.reports.tables import markdown
 from malleable.runs.scores import SCORES
 
 RESULTS = Path(__file__).with_name("results.json")

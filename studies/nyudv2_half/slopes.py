@@ -19,7 +19,7 @@ from malleable import Geometry
 from malleable.data import FolderDataset
 from malleable.ops.window import Window
 from malleable.progress import with_progress
-from malleable.reports.tally import markdown
+from malleable.reports.tables import markdown
 
 STRIDES = (4, 8, 16)  # of the maps that a ResNet's stages read
 DIRECTIONS = {"above, below": (1, 7), "left, right": (3, 5)}  # taps of a 3×3 convolution

@@ -22,7 +22,7 @@ from malleable.figures.run import METHODS, draw_fields
 from malleable.files import read_json
 from malleable.geometry import grid_unit
 from malleable.reports.statistics import Average, shown
-from malleable.reports.tally import markdown
+from malleable.reports.tables import markdown
 
 HERE = Path(__file__).parent
 DEPTH = {"rooms": 1.0, "streets": 20.0}  # metres, as in the paper's figures of NYUDv2 and Cityscapes

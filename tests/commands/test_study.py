@@ -241,7 +241,7 @@ def test_processes_that_collect_at_the_same_time_do_not_disturb_each_other(study
         "import sys\nfrom pathlib import Path\n"
         "from malleable.reports.plan import read_plan\nfrom malleable.commands.study import gather\n"
         "file, out = map(Path, sys.argv[1:])\n"
-        "for _ in range(60): assert len(gather(read_plan(file), out, out).results) == 4"
+        "for _ in range(60): assert len(gather(read_plan(file), out, out)) == 4"
     )
     processes = [start(["-c", code, str(study.file), str(study.out)]) for _ in range(2)]
     assert [(process.communicate(timeout=100)[1][-300:], process.returncode) for process in processes] == [("", 0)] * 2

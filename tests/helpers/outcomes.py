@@ -39,15 +39,15 @@ def write_outcome(
         for step, speed in ((max(1, done // 2), 5.0), (done, 7.0), (done, 100.0))
     ]
     if validated is not None:
-        rows.append({"step": done, **figures(validated), **{f"val/iou/{name}": validated for name in classes}})
+        rows.append({"step": done, **scores(validated), **{f"val/iou/{name}": validated for name in classes}})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if miou is not None:
         iou = dict.fromkeys(classes, miou)
-        plain = {key.removeprefix("val/"): value for key, value in figures(miou).items()}
+        plain = {key.removeprefix("val/"): value for key, value in scores(miou).items()}
         setting = {"dataset": "synthetic-rooms", "split": "val", "scales": [1.0], "flip": False, "step": done}
         (folder / "results.json").write_text(json.dumps({**plain, "iou": iou, **setting, **results}))
     return folder
 
 
-def figures(miou: float) -> dict[str, float]:
+def scores(miou: float) -> dict[str, float]:
     return {"val/miou": miou, "val/pixel_accuracy": miou + 20, "val/mean_accuracy": miou + 10}

@@ -9,31 +9,32 @@ from pathlib import Path
 import pytest
 
 from helpers.outcomes import write_outcome
-from malleable.reports.outcome import Group, grouped, read_run
-from malleable.runs.config import ModelConfig, build_network
+from malleable.reports.outcome import grouped, read_run, read_training
+from malleable.runs.config import Config, ModelConfig, TrainConfig, build_network
 from malleable.runs.folder import read_config, write_settings
+from malleable.runs.log import ReceptiveField
 
 MALLEABLE = ModelConfig("resnet10t", pretrained=False)
 
 
 def test_results_go_before_the_last_validation(tmp_path: Path) -> None:
     run = read_run(write_outcome(tmp_path / "x", miou=40.0, validated=30.0, scales=[0.5, 1.0], flip=True))
-    assert run.measured is not None
-    assert (run.measured.miou, run.measured.pixel_accuracy, run.measured.mean_accuracy) == (40, 60, 50)
-    assert run.measured.setting == "synthetic-rooms val, multi-scale 0.5, 1 + flip"
-    assert run.measured.source == "results.json"
+    assert run.scores is not None
+    assert (run.scores.miou, run.scores.pixel_accuracy, run.scores.mean_accuracy) == (40, 60, 50)
+    assert run.scores.setting == "synthetic-rooms val, multi-scale 0.5, 1 + flip"
+    assert run.scores.source == "results.json"
 
 
 @pytest.mark.parametrize(("step", "miou"), [(19, 40.0), (20, 11.0), (None, 11.0)])
 def test_a_later_validation_goes_before_older_results(tmp_path: Path, step: int | None, miou: float) -> None:
-    measured = read_run(write_outcome(tmp_path / "x", miou=11.0, validated=40.0, step=step)).measured
+    measured = read_run(write_outcome(tmp_path / "x", miou=11.0, validated=40.0, step=step)).scores
     assert measured is not None
     assert measured.miou == miou
 
 
 def test_results_may_be_left_unread(tmp_path: Path) -> None:
     folder = write_outcome(tmp_path / "x", miou=11.0, validated=40.0)
-    measured = read_run(folder, evaluated=False).measured
+    measured = read_run(folder, evaluated=False).scores
     assert measured is not None
     assert measured.source == "last validation"
 
@@ -43,7 +44,7 @@ def test_without_results_the_last_validation_counts(tmp_path: Path) -> None:
     rows = (folder / "metrics.jsonl").read_text()
     early = json.dumps({"step": 1, "val/miou": 99.0, "val/iou/wall": 99.0})
     (folder / "metrics.jsonl").write_text(f'{early}\n{rows}{{"step": 21, "val/mi')  # killed while writing
-    measured = read_run(folder).measured
+    measured = read_run(folder).scores
     assert measured is not None
     assert (measured.miou, measured.iou["wall"], measured.step) == (30, 30, 20)
     assert measured.setting == "synthetic-rooms val, single scale"
@@ -89,8 +90,8 @@ def test_cost_counts_the_parameters_of_the_network(tmp_path: Path) -> None:
 
 def test_a_run_whose_data_is_elsewhere_can_be_read(tmp_path: Path) -> None:
     run = read_run(write_outcome(tmp_path / "x", validated=30.0, root="/nowhere/nyudv2"))
-    assert run.measured is not None
-    assert run.measured.setting == "nyudv2 val, single scale"
+    assert run.scores is not None
+    assert run.scores.setting == "nyudv2 val, single scale"
     assert isinstance(run.dataset, str)
     assert "/nowhere/nyudv2" in run.dataset
     assert run.cost is None
@@ -98,34 +99,8 @@ def test_a_run_whose_data_is_elsewhere_can_be_read(tmp_path: Path) -> None:
 
 def test_recovered_depth_is_said(tmp_path: Path) -> None:
     run = read_run(write_outcome(tmp_path / "x", miou=30.0, dataset="nyudv2-half", split="test"))
-    assert run.measured is not None
-    assert run.measured.setting == "nyudv2-half test (half-size, 8-bit-recovered depth), single scale"
-
-
-def test_seeds_are_averaged(tmp_path: Path) -> None:
-    runs = [read_run(write_outcome(tmp_path / str(s), miou=m, seed=s)) for s, m in enumerate((40.0, 41.0, 45.0))]
-    (group,) = grouped(runs)
-    assert group.name == "RGB baseline"
-    assert group.miou is not None
-    assert group.miou == pytest.approx((42.0, 7**0.5, 3))
-    wall = group.average(lambda measured: measured.iou["wall"])
-    assert wall is not None
-    assert wall.mean == 42
-
-
-def test_a_single_run_has_no_deviation(tmp_path: Path) -> None:
-    (group,) = grouped([read_run(write_outcome(tmp_path / "x", miou=40.0))])
-    assert group.miou == (40.0, None, 1)
-
-
-def test_what_was_measured_otherwise_is_not_averaged(tmp_path: Path) -> None:
-    write_outcome(tmp_path / "a", miou=10.0, seed=0, done=5)
-    write_outcome(tmp_path / "b", miou=40.0, seed=1)
-    write_outcome(tmp_path / "c", miou=50.0, seed=2)
-    write_outcome(tmp_path / "d", miou=90.0, seed=3, flip=True)
-    (group,) = grouped(read_run(tmp_path / name) for name in "abcd")
-    assert group.miou is not None
-    assert (group.miou.mean, group.miou.n) == (45, 2)
+    assert run.scores is not None
+    assert run.scores.setting == "nyudv2-half test (half-size, 8-bit-recovered depth), single scale"
 
 
 def test_groups_have_names_of_their_own(tmp_path: Path) -> None:
@@ -135,21 +110,21 @@ def test_groups_have_names_of_their_own(tmp_path: Path) -> None:
         write_outcome(tmp_path / "flat", ModelConfig("resnet10t", conv="depth_aware", kernels=1, pretrained=False)),
         write_outcome(tmp_path / "hard", ModelConfig("resnet10t", conv="conv25d", kernels=5, pretrained=False)),
     ]
-    names = [group.name for group in grouped(map(read_run, folders))]
+    names = list(grouped(map(read_run, folders)))
     assert names == ["malleable K=3 (short)", "malleable K=3 (long)", "depth-aware", "2.5D K=5"]
 
 
 def test_a_copy_of_a_run_is_not_another_seed(tmp_path: Path) -> None:
     made = [("a", 0, 40.0), ("b", 1, 42.0), ("copy", 0, 40.0)]
     groups = grouped(read_run(write_outcome(tmp_path / name, miou=miou, seed=seed)) for name, seed, miou in made)
-    assert [(group.name, len(group.runs)) for group in groups] == [("RGB baseline (a)", 2), ("RGB baseline (copy)", 1)]
+    assert {name: len(group) for name, group in groups.items()} == {"RGB baseline (a)": 2, "RGB baseline (copy)": 1}
 
 
 def test_seeds_belong_together_whatever_does_not_change_what_they_learn(tmp_path: Path) -> None:
     folders = [write_outcome(tmp_path / str(seed), miou=40.0, seed=seed) for seed in range(2)]
     config = read_config(folders[1])
     write_settings(folders[1], replace(config, data=replace(config.data, workers=7)))
-    assert [len(group.runs) for group in grouped(map(read_run, folders))] == [2]
+    assert [len(group) for group in grouped(map(read_run, folders)).values()] == [2]
 
 
 def test_settings_of_another_version_are_named(tmp_path: Path) -> None:
@@ -162,52 +137,8 @@ def test_settings_of_another_version_are_named(tmp_path: Path) -> None:
 
 def test_folders_of_one_name_are_told_apart_by_their_path(tmp_path: Path) -> None:
     folders = [write_outcome(tmp_path / str(steps) / "x", steps=steps) for steps in (10, 20)]
-    names = [group.name for group in grouped(map(read_run, folders))]
+    names = list(grouped(map(read_run, folders)))
     assert names == [f"RGB baseline ({folder})" for folder in folders]
-
-
-def test_only_what_was_measured_alike_is_compared(tmp_path: Path) -> None:
-    plain, same, other, none = (
-        Group(name, (read_run(write_outcome(tmp_path / name, miou=miou, **setting)),))  # type: ignore[arg-type]
-        for name, miou, setting in [("a", 40.0, {}), ("b", 43.5, {}), ("c", 50.0, {"split": "test"}), ("d", None, {})]
-    )
-    assert same.ahead(plain) == (3.5, None, 1)
-    assert other.ahead(plain) is None
-    assert none.ahead(plain) is None
-
-
-@pytest.mark.parametrize(("first", "second", "ahead"), [
-    ((20, 20), (20, 20), 3), ((20, 20), (40, 40), 3), ((10, 20), (10, 20), 3), ((10, 20), (10, 40), 3),
-    ((20, 20), (15, 20), None), ((15, 20), (20, 20), None), ((10, 20), (15, 20), None), ((20, 20), (30, 40), None),
-])  # fmt: skip
-def test_the_end_of_training_or_the_same_step_is_compared(
-    tmp_path: Path, first: tuple[int, int], second: tuple[int, int], ahead: float | None
-) -> None:
-    baseline, other = (
-        Group(name, (read_run(write_outcome(tmp_path / name, validated=miou, done=done, steps=steps)),))
-        for name, miou, (done, steps) in (("a", 10.0, first), ("b", 13.0, second))
-    )
-    assert other.ahead(baseline) == (None if ahead is None else (ahead, None, 1))
-
-
-def with_seeds(folder: Path, scores: dict[int, float]) -> Group:
-    runs = [read_run(write_outcome(folder / str(seed), validated=miou, seed=seed)) for seed, miou in scores.items()]
-    return Group(folder.name, tuple(runs))
-
-
-@pytest.mark.parametrize(("first", "second", "ahead"), [
-    ({0: 10, 1: 14, 2: 18}, {0: 13}, (3, None, 1)),       # though its mean is lower
-    ({0: 10, 1: 14, 2: 18}, {2: 21, 0: 11, 5: 90}, (2, 2**0.5, 2)),
-    ({0: 10}, {1: 13}, (3, None, 1)),
-    ({0: 10, 1: 14}, {2: 13}, None),
-    ({0: 10, 1: 14}, {2: 13, 3: 20}, None),
-])  # fmt: skip
-def test_runs_of_one_seed_are_compared(
-    tmp_path: Path, first: dict[int, float], second: dict[int, float], ahead: tuple[float, float | None, int] | None
-) -> None:
-    baseline, other = with_seeds(tmp_path / "baseline", first), with_seeds(tmp_path / "other", second)
-    assert other.ahead(baseline) == (ahead and pytest.approx(ahead))
-    assert baseline.ahead(other) == (ahead and pytest.approx((-ahead[0], *ahead[1:])))
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
@@ -221,3 +152,24 @@ def test_foreign_results_are_named(tmp_path: Path, text: str) -> None:
     (folder / "results.json").write_text(text)
     with pytest.raises(ValueError, match=r"results.json is not what malleable evaluate writes"):
         read_run(folder)
+
+
+def test_the_log_tells_how_a_run_came_to_its_scores(tmp_path: Path) -> None:
+    field = {"center_0": -1.0, "center_1": 0.0, "center_2": 1.0, "temperature": 0.7, "scale_1": 1.0}
+    rows = [
+        {"step": 10, "loss": 2.0, "images_per_second": 2.0},
+        {"step": 10, "val/miou": 30.0, "val/pixel_accuracy": 50.0, "val/mean_accuracy": 40.0},
+        {"step": 20, "loss": 1.0, "images_per_second": 4.0}
+        | {f"receptive_field/layer1/{name}": value for name, value in field.items()},
+        {"step": 20, "val/miou": 35.0, "val/pixel_accuracy": 55.0, "val/mean_accuracy": 45.0, "val/iou/wall": 60.0},
+    ]
+    path, config = tmp_path / "metrics.jsonl", Config(train=TrainConfig(steps=20))
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows[:-1]))
+    assert not read_training(tmp_path, config).finished
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = read_training(tmp_path, config)
+    assert found.finished
+    assert found.scores is not None
+    assert (found.scores.miou, found.scores.pixel_accuracy, found.scores.mean_accuracy) == (35, 55, 45)
+    assert (found.scores.iou, found.curve, found.images_per_second) == ({"wall": 60.0}, {10: 30.0, 20: 35.0}, 3.0)
+    assert found.receptive_fields == {"layer1": ReceptiveField((-1.0, 0.0, 1.0), 0.7, (1.0,))}

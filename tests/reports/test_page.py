@@ -1,60 +1,63 @@
-"""Elements of a page."""
+"""The elements of a report: tables, bars and pictures."""
 
 from __future__ import annotations
 
 import base64
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 from helpers.markup import Markup
-from malleable.reports.page import Column, Html, bars, element, page, paragraph, picture, table
+from helpers.outcomes import write_outcome
+from malleable.reports.report import Picture, picture, write_report
 
 EVIL = "</style><script>alert('1')</script>&\""
 
 
-def test_text_and_attributes_are_escaped() -> None:
-    assert element("p", EVIL, title=EVIL).count("<") == 2
-    assert Markup(element("p", EVIL, title=EVIL)).tags == [("p", {"title": EVIL})]
-    assert Markup(element("p", EVIL)).text == EVIL
+def page(folder: Path, name: str, miou: float | None, title: str = "Title") -> str:
+    run = write_outcome(folder / "run", validated=miou, classes=[name])
+    write_report({name: [run]}, folder / "r.html", title, intro=title)
+    return (folder / "r.html").read_text()
 
 
-def test_html_stays_html_and_none_is_left_out() -> None:
-    assert element("p", Html("<b>x</b>"), None, 3, class_="note", id=None) == '<p class="note"><b>x</b>3</p>'
-
-
-@pytest.mark.parametrize("make", [
-    lambda: page(EVIL, paragraph(EVIL)),
-    lambda: table(EVIL, Column(EVIL, [EVIL]), Column(EVIL, [EVIL], words=True)),
-    lambda: bars({EVIL: (50.0, EVIL)}, {EVIL: "#000"}, named=True),
-])  # fmt: skip
-def test_nothing_lets_a_script_through(make: object) -> None:
-    markup = Markup(make())  # type: ignore[operator]
+def test_nothing_lets_a_script_through(tmp_path: Path) -> None:
+    markup = Markup(page(tmp_path, EVIL, 40.0, EVIL))
     assert not markup.faults
     assert not markup.all("script")
+    assert markup.text.count(EVIL) >= 6
+    (policy,) = [meta["content"] for meta in markup.all("meta") if "http-equiv" in meta]
+    assert policy == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
-def test_a_table_names_its_rows_and_columns() -> None:
-    markup = Markup(table("t", Column("run", ["a", "b"]), Column("mIoU", [1, 2]), Column("data", ["x", "y"], True)))
-    assert [cell["scope"] for cell in markup.all("th")] == ["col"] * 3 + ["row"] * 2
-    assert [cell.get("class") for cell in markup.all("td")] == [None, "words"] * 2
-    assert markup.text == "t run mIoU data a 1 x b 2 y"
+def test_a_table_names_its_rows_and_columns(tmp_path: Path) -> None:
+    text = page(tmp_path, "RGB", 40.0)
+    table = Markup(text[text.index("<table>") : text.index("</table>") + len("</table>")])
+    assert not table.faults
+    heads = [cell["scope"] for cell in table.all("th")]
+    assert heads == ["col"] * (len(heads) - 1) + ["row"]
+    assert len(table.all("td")) == len(heads) - 2
+    assert [cell.get("class") for cell in table.all("td")] == [None] * 4 + ["words"] * 2 + [None] * 3
+    assert table.text.startswith("All results run mIoU difference pixel accuracy mean accuracy measured on trained")
 
 
 @pytest.mark.parametrize(("length", "width"), [(12.345, "12.35%"), (-3, "0.00%"), (300, "100.00%")])
-def test_bars_are_as_long_as_their_value_and_stay_on_their_track(length: float, width: str) -> None:
-    assert f"--length:{width};" in bars({"a": (length, "")}, {"a": "#000"})
+def test_bars_are_as_long_as_their_value_and_stay_on_their_track(tmp_path: Path, length: float, width: str) -> None:
+    assert set(re.findall(r"--length:(.*?);", page(tmp_path, "RGB", length))) == {width}
 
 
-def test_a_missing_value_is_a_dash() -> None:
-    assert Markup(bars({"a": None}, {"a": "#000"})).text == "a –"
+def test_a_missing_value_is_a_dash(tmp_path: Path) -> None:
+    text = page(tmp_path, "RGB", None)
+    assert (
+        Markup(text[text.index('<ul class="bars') : text.index("</ul>", text.index('<ul class="bars'))]).text == "RGB –"
+    )
 
 
-def decoded(html: Html) -> tuple[str, bytes]:
-    (image,) = Markup(html).all("img")
-    media, _, data = str(image["src"]).removeprefix("data:").partition(";base64,")
-    assert image["alt"] == "Title. About."
+def decoded(found: Picture) -> tuple[str, bytes]:
+    media, _, data = found.source.removeprefix("data:").partition(";base64,")
+    assert (found.title, found.about, found.width, found.height) == ("Title", "About.", 200, 100)
     return media, base64.b64decode(data)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from malleable.reports.plan import read_plan, share, slug
+from malleable.reports.plan import part, read_plan, slug
 from malleable.runs.settings import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -125,17 +125,17 @@ def test_a_study_without_rows_is_refused(tmp_path: Path) -> None:
         read_plan(write(tmp_path, "title: t\nout: o\nsettings: {}\nrows: {}\n"))
 
 
-def test_shares_are_disjoint_and_complete(tmp_path: Path) -> None:
+def test_parts_are_disjoint_and_complete(tmp_path: Path) -> None:
     runs = read_plan(write(tmp_path, FILE)).runs
-    parts = [share(runs, f"{i}/3") for i in (1, 2, 3)]
-    assert sorted(map(str, runs)) == sorted(str(run) for part in parts for run in part)
-    assert {len(part) for part in parts} == {1, 2}
+    parts = [part(runs, f"{i}/3") for i in (1, 2, 3)]
+    assert sorted(map(str, runs)) == sorted(str(run) for each in parts for run in each)
+    assert {len(each) for each in parts} == {1, 2}
 
 
 @pytest.mark.parametrize("only", ["0/3", "4/3", "2", "a/b", "1/0"])
-def test_a_wrong_share_is_refused(tmp_path: Path, only: str) -> None:
+def test_a_wrong_part_is_refused(tmp_path: Path, only: str) -> None:
     with pytest.raises(UsageError, match=f"got '{only}'"):
-        share(read_plan(write(tmp_path, FILE)).runs, only)
+        part(read_plan(write(tmp_path, FILE)).runs, only)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "studies").rglob("*.yaml")), ids=lambda path: path.stem)

@@ -23,7 +23,7 @@ def test_averages_as_tables_have_them(values: list[float], sign: str, text: str)
     assert shown(Average.of(values), sign) == text
 
 
-def test_runs_without_the_figure_do_not_count() -> None:
+def test_runs_without_the_score_do_not_count() -> None:
     assert Average.of([1.0, math.inf, 3.0]) == (2.0, pytest.approx(2**0.5), 2)
 
 
@@ -51,3 +51,23 @@ def test_p_value_is_the_area_of_both_tails_of_students_distribution(n: int, t: f
 ])  # fmt: skip
 def test_p_values_as_tables_have_them(values: list[float], text: str) -> None:
     assert shown_p(Average.of(values)) == text
+
+
+@pytest.mark.parametrize(("n", "quantile"), [(2, 12.706), (3, 4.303), (4, 3.182), (5, 2.776), (10, 2.262), (31, 2.042)])
+def test_intervals_reach_as_far_as_tables_of_students_distribution_say(n: int, quantile: float) -> None:
+    interval = Average(3.0, 0.7, n).interval
+    reach = quantile * 0.7 / math.sqrt(n)
+    assert interval == pytest.approx((3 - reach, 3 + reach), rel=1e-3)
+
+
+def test_an_interval_ends_where_p_is_a_twentieth() -> None:
+    interval = Average(2.0, 1.0, 4).interval
+    assert interval is not None
+    assert Average(2.0 - interval[0], 1.0, 4).p_value == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("values", [[3.0], [2.0, 2.0]])
+def test_without_a_p_value_there_is_no_interval(values: list[float]) -> None:
+    average = Average.of(values)
+    assert average is not None
+    assert average.interval is None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from malleable.files import check_free
 from malleable.reports.outcome import grouped, read_run
-from malleable.reports.report import _write
+from malleable.reports.report import write_page
 
 
 def report(runs: list[str], out: str = "report.html", title: str = "Report", overwrite: bool = False) -> None:
@@ -15,10 +15,10 @@ def report(runs: list[str], out: str = "report.html", title: str = "Report", ove
     Runs that learn alike but for their seed are shown as one, with mean and standard deviation.
 
     Args:
-        runs: folders of runs, finished or not; figures of results.json go before the last validation of training,
+        runs: folders of runs, finished or not; scores of results.json go before the last validation of training,
             unless that is of a later step.
         out: the HTML file to write.
-        title: of the page.
+        title: what stands at the top of the page.
         overwrite: replace a file that exists.
     """
     path = Path(out)
@@ -26,5 +26,5 @@ def report(runs: list[str], out: str = "report.html", title: str = "Report", ove
     folders: dict[Path, Path] = {}
     for folder in map(Path, runs):
         folders.setdefault(folder.resolve(), folder)
-    _write(grouped(map(read_run, folders.values())), path, title)
+    write_page(grouped(map(read_run, folders.values())), path, title)
     print(f"{path} shows {len(folders)} {'run' if len(folders) == 1 else 'runs'}")

@@ -1,4 +1,4 @@
-"""``malleable study``: train every row of a comparison with every seed, and put the figures beside each other."""
+"""``malleable study``: train every row of a comparison with every seed, and put their scores beside each other."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from malleable.files import locked, write_whole
-from malleable.reports.plan import Plan, PlannedRun, read_plan, share, slug
+from malleable.reports.comparison import Comparison, read_results
+from malleable.reports.outcome import Run, read_training
+from malleable.reports.plan import Plan, PlannedRun, part, read_plan, slug
 from malleable.reports.report import SIGNATURE, write_report
-from malleable.reports.tally import Result, Tally, read_results
+from malleable.reports.tables import print_table, to_markdown
 from malleable.runs.folder import SETTINGS, differences, read_config, write_settings
 from malleable.runs.log import METRICS
 from malleable.runs.settings import UsageError
@@ -51,7 +53,7 @@ def study(
     if steps is not None and out is None:
         raise UsageError("steps makes other runs than the file's; give them a folder of their own with --out")
     plan = read_plan(Path(file), steps)
-    chosen = () if collect else share(plan.runs, only)
+    chosen = () if collect else part(plan.runs, only)
     folder = Path(out or plan.out)
     kept = Path(record or (plan.record if out is None else None) or folder)
     page = folder / REPORT if report is None else Path(report)
@@ -60,10 +62,10 @@ def study(
             f"there is nothing to collect: neither {folder} nor {kept / RESULTS} exists; see --out, --record"
         )
     check_ours(page, kept)
-    tally = gather(plan, folder, kept)
+    results = gather(plan, folder, kept)
     failed: list[PlannedRun] = []
     for run in chosen:
-        if run in tally.results:
+        if run in results:
             continue
         place = plan.runs.index(run) + 1
         print(f"[{place}/{len(plan.runs)}] {run}: {run.config.train.steps} steps", file=sys.stderr, flush=True)
@@ -74,9 +76,9 @@ def study(
         if code:
             failed.append(run)
             print(f"{run} failed with exit code {code}; going on with the next", file=sys.stderr)
-        tally = gather(plan, folder, kept)
-    tally.print()
-    missing = [run for run in plan.runs if run not in tally.results]
+        results = gather(plan, folder, kept)
+    print_table(compared(plan, results, folder))
+    missing = [run for run in plan.runs if run not in results]
     if missing:
         names = "; ".join(map(str, missing))
         print(f"{len(missing)} of {len(plan.runs)} runs have no result yet: {names}", file=sys.stderr)
@@ -128,8 +130,8 @@ def _malleable() -> Sequence[str]:
     return [sys.executable, "-m", "malleable"] if script is None else [script]
 
 
-def gather(plan: Plan, folder: Path, kept: Path) -> Tally:
-    """The results of all runs that are done, whether they were kept or lie in ``folder``; all are kept then."""
+def gather(plan: Plan, folder: Path, kept: Path) -> dict[PlannedRun, Run]:
+    """Find all runs that are done, whether they were kept or lie in ``folder``, and keep what they reached."""
     kept.mkdir(parents=True, exist_ok=True)
     with locked(kept):  # other parts of the study may be collecting too
         results = read_results(kept / RESULTS, plan)
@@ -141,14 +143,22 @@ def gather(plan: Plan, folder: Path, kept: Path) -> Tally:
                     log = kept / LOGS / f"{slug(run.row)}-seed{run.seed}.jsonl"
                     log.parent.mkdir(exist_ok=True)
                     write_whole(log, (folder / run.folder / METRICS).read_bytes())
-        tally = Tally(plan, results)
-        write_whole(kept / RESULTS, (json.dumps(tally.to_dict(), indent=1) + "\n").encode())
-        write_whole(kept / TABLE, tally.to_markdown().encode())
-    return tally
+        comparison = compared(plan, results, folder)
+        write_whole(kept / RESULTS, (json.dumps(comparison.to_dict(), indent=1) + "\n").encode())
+        write_whole(kept / TABLE, to_markdown(comparison).encode())
+    return results
 
 
-def finished(run: PlannedRun, folder: Path) -> Result | None:
-    """What ``run`` reached in ``folder``, None if it has not finished; refuses a run of other settings."""
+def compared(plan: Plan, results: Mapping[PlannedRun, Run], folder: Path) -> Comparison:
+    """Put all rows beside the first; runs without a result are there too, but do not count."""
+    rows: dict[str, list[Run]] = {row: [] for row in plan.rows}
+    for run in plan.runs:
+        rows[run.row].append(results.get(run) or Run(folder / run.folder, run.config))
+    return Comparison(plan.title, rows, baseline=plan.rows[0])
+
+
+def finished(run: PlannedRun, folder: Path) -> Run | None:
+    """Read what ``run`` reached in ``folder``, None if it has not finished; refuse a run of other settings."""
     if not (folder / SETTINGS).is_file():
         return None
     changed = differences(read_config(folder), run.config)
@@ -157,11 +167,12 @@ def finished(run: PlannedRun, folder: Path) -> Result | None:
             f"{folder} was started with other settings: {'; '.join(changed)}. Give another folder with --out, or move "
             "this one away"
         )
-    return Result.of_run(folder, run.config)
+    found = read_training(folder, run.config)
+    return found if found.finished else None
 
 
 def write_page(plan: Plan, folder: Path, page: Path) -> None:
-    """The report, if the folders of all runs are here."""
+    """Write the report if the folders of all runs are here."""
     gone = [str(run) for run in plan.runs if not (folder / run.folder / SETTINGS).is_file()]
     if gone:
         print(f"no report: {folder} has no folder of {'; '.join(gone)}", file=sys.stderr)

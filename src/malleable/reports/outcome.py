@@ -1,39 +1,48 @@
-"""What runs came to: settings, figures, speed and cost, as their folders tell."""
+"""What a run reached, as its folder or the results.json of its study tells."""
 
 from __future__ import annotations
 
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
 from malleable.data.open import open_dataset
 from malleable.data.sample import SampleDataset
 from malleable.models.cost import Cost, measure
-from malleable.reports.statistics import Average
 from malleable.runs.config import Config, ModelConfig, build_network
 from malleable.runs.folder import SETTINGS, essence, read_config
-from malleable.runs.log import Row, read_log
+from malleable.runs.log import ReceptiveField, read_log, validations
 from malleable.runs.scores import RESULTS, SCORES, Protocol, Scores
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run. ``dataset`` is its validation split, or a sentence that says why it cannot be opened here."""
+    """What a run reached, and how it came there.
+
+    Args:
+        folder: where it was trained, or where its study keeps what it reached.
+        step: the last one that is known of.
+        curve: the mIoU of all validations by step.
+        receptive_fields: those of the step that ``scores`` are of, by layer.
+        dataset: its validation split, or a sentence that says why it cannot be opened here.
+    """
 
     folder: Path
     config: Config
-    yaml: str
-    dataset: SampleDataset | str
-    measured: Scores | None
-    step: int
-    images_per_second: float | None
+    scores: Scores | None = None
+    step: int = 0
+    curve: Mapping[int, float] = field(default_factory=dict)
+    receptive_fields: Mapping[str, ReceptiveField] = field(default_factory=dict)
+    images_per_second: float | None = None
+    dataset: SampleDataset | str = "it was not opened"
 
     @property
     def command(self) -> str:
@@ -46,8 +55,7 @@ class Run:
         """Whether it was measured after its last step, or is not to be; one that was stopped before goes on with it."""
         if not self.config.train.validate_last and self.step >= self.config.train.steps:
             return True
-        measured = None if self.measured is None else self.measured.step or self.step
-        return measured is not None and measured >= self.config.train.steps
+        return self.scores is not None and (self.scores.step or self.step) >= self.config.train.steps
 
     @property
     def budget(self) -> str:
@@ -56,112 +64,94 @@ class Run:
 
     @property
     def cost(self) -> Cost | None:
-        """Of one image of the size that training crops; None if the number of classes is not known."""
+        """What one image of the size that training crops costs; None if the number of classes is not known."""
         if not isinstance(self.dataset, str):
             classes = len(self.dataset.classes)
-        elif self.measured is not None and self.measured.source == RESULTS:
-            classes = len(self.measured.iou)
+        elif self.scores is not None and self.scores.source == RESULTS:
+            classes = len(self.scores.iou)
         else:
             return None
         return _cost(self.config.model, classes, self.config.data.crop)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Give what the results.json of a study holds of a run that has scores."""
+        columns = (learned.columns(layer) for layer, learned in self.receptive_fields.items())
+        return {
+            **{name: getattr(self.scores, name) for name in SCORES},
+            "iou": dict(self.scores.iou) if self.scores is not None else {},
+            "curve": dict(self.curve),
+            "receptive_field": {name: value for fields in columns for name, value in fields.items()},
+            "images_per_second": self.images_per_second,
+            "settings": self.config.to_dict(),
+        }
 
-@dataclass(frozen=True)
-class Group:
-    """Runs that are shown as one, usually several seeds of a method."""
-
-    name: str
-    runs: tuple[Run, ...]
-
-    @property
-    def config(self) -> Config:
-        return self.runs[0].config
-
-    @cached_property
-    def counted(self) -> list[tuple[Run, Scores]]:
-        """Its runs that were measured alike and after as many steps, with their figures: the largest such set."""
-        found = [(run, run.measured) for run in self.runs if run.measured is not None]
-        most = Counter((each.setting, each.step) for _, each in found).most_common(1)
-        return [(run, each) for run, each in found if (each.setting, each.step) == most[0][0]]
-
-    @property
-    def measured(self) -> list[Scores]:
-        return [each for _, each in self.counted]
-
-    @property
-    def setting(self) -> str | None:
-        return self.measured[0].setting if self.measured else None
-
-    def average(self, figure: Callable[[Scores], float | None]) -> Average | None:
-        """Of a figure of its runs; None if no run has it."""
-        return Average.of(value for each in self.measured if (value := figure(each)) is not None)
-
-    @property
-    def miou(self) -> Average | None:
-        return self.average(lambda measured: measured.miou)
-
-    @property
-    def _step(self) -> int | None:
-        return self.measured[0].step if self.measured else None
-
-    @property
-    def _complete(self) -> bool:
-        """Whether its figures are those of the end of training, as far as is known."""
-        return all(each.step is None or each.step >= run.config.train.steps for run, each in self.counted)
-
-    @property
-    def seeds(self) -> set[int]:
-        """Of the runs that its figures are from."""
-        return {run.config.train.seed for run, _ in self.counted}
-
-    def ahead(self, other: Group) -> Average | None:
-        """How far its mIoU is above that of ``other``, over the seeds that both have, or of one run each.
-
-        None if there is no such pair, or if the two were not measured alike, at the same step or the end of training.
-        """
-        if self.setting != other.setting or not (self._step == other._step or (self._complete and other._complete)):
-            return None
-        alone = len(self.counted) == len(other.counted) == 1
-        return Average.of(
-            mine.miou - theirs.miou
-            for run, mine in self.counted
-            for against, theirs in other.counted
-            if alone or run.config.train.seed == against.config.train.seed
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], folder: Path) -> Run:
+        """Read what :meth:`to_dict` gave."""
+        config = Config.from_dict(values["settings"])
+        return cls(
+            folder,
+            config,
+            _validated({name: values[name] for name in SCORES}, values["iou"], config, config.train.steps),
+            config.train.steps,
+            {int(step): value for step, value in values["curve"].items()},
+            ReceptiveField.by_layer(values["receptive_field"]),
+            values["images_per_second"],
         )
 
-    @property
-    def images_per_second(self) -> float | None:
-        speeds = [run.images_per_second for run in self.runs if run.images_per_second is not None]
-        return median(speeds) if speeds else None
+
+def read_training(folder: Path, config: Config) -> Run:
+    """Read what the log of a run tells. Its data is not opened: the scores call it by the name of its folder."""
+    rows = read_log(folder)
+    last = next((row for row in reversed(rows) if row.miou is not None), None)
+    speeds = [speed for row in rows if (speed := row.training.get("images_per_second")) is not None]
+    return Run(
+        folder,
+        config,
+        None if last is None else _validated(last.scores, last.iou, config, last.step),
+        max((row.step for row in rows), default=0),
+        validations(rows),
+        {
+            layer: learned
+            for row in rows
+            if last is not None and row.step == last.step
+            for layer, learned in row.receptive_fields.items()
+        },
+        median(speeds) if speeds else None,
+    )
 
 
 def read_run(folder: Path, evaluated: bool = True) -> Run:
-    """A run from its folder, finished or not. Nothing in its files is executed.
+    """Read a run from its folder, finished or not. Nothing in its files is executed.
 
-    Its figures are those of results.json if ``evaluated`` and no later step was validated, else of the last validation.
+    Its scores are those of results.json if ``evaluated`` and no later step was validated, else of the last validation.
     """
-    path = folder / SETTINGS
-    if not path.is_file():
+    if not (folder / SETTINGS).is_file():
         raise FileNotFoundError(f"{folder} holds no run ({SETTINGS} is missing); give a folder that training made")
     config = read_config(folder)
     try:
         dataset: SampleDataset | str = open_dataset(config.data.root, config.data.val)
     except (ValueError, OSError) as error:
         dataset = str(error)
-    rows = read_log(folder)
-    results = folder / RESULTS
-    measured = Scores.read(results) if evaluated and results.is_file() else None
-    validated = _last_validation(rows, config, dataset)
-    if measured is None or (validated is not None and _later(validated, measured)):
-        measured = validated
-    steps = [row.step for row in rows] + [measured.step or 0 if measured is not None else 0]
-    speeds = [speed for row in rows if (speed := row.training.get("images_per_second")) is not None]
-    return Run(folder, config, path.read_text(encoding="utf-8"), dataset, measured, max(steps),
-               median(speeds) if speeds else None)  # fmt: skip
+    run = read_training(folder, config)
+    name = Path(config.data.root).name if isinstance(dataset, str) else dataset.name
+    scores = None if run.scores is None else replace(run.scores, dataset=name)
+    if evaluated and (folder / RESULTS).is_file():
+        results = Scores.read(folder / RESULTS)
+        later = scores is not None and results.step is not None and (scores.step or 0) > results.step
+        scores = scores if later else results
+    step = max(run.step, (scores.step or 0) if scores is not None else 0)
+    return replace(run, scores=scores, step=step, dataset=dataset)
 
 
-def grouped(runs: Iterable[Run]) -> list[Group]:
-    """Runs that learn alike but for their seed together, each group by the name of its method, unlike all others.
+def _validated(scores: Mapping[str, float], iou: Mapping[str, float], config: Config, step: int) -> Scores:
+    miou, pixels, classes = (scores.get(name, math.nan) for name in SCORES)
+    data = config.data
+    return Scores(miou, pixels, classes, iou, data.root, data.val, Protocol(), step, "last validation")
+
+
+def grouped(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Put runs together that learn alike but for their seed, by the name of their method, unlike all others.
 
     A run with the seed of another is no further seed: it goes to a group of its own.
     """
@@ -181,29 +171,15 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
             return method
         return f"{method} ({folder.name if folders[folder.name] == 1 else folder})"
 
-    return [Group(name(members[0]), tuple(members)) for members in seeds.values()]
+    return {name(members[0]): members for members in seeds.values()}
 
 
 def method_name(model: ModelConfig) -> str:
-    """In short, as tables name it."""
+    """Name the method as tables do."""
     several = {"conv25d": "2.5D", "malleable": "malleable"}
     if model.conv is None:
         return "RGB baseline"
     return f"{several[model.conv]} K={model.kernels}" if model.conv in several else "depth-aware"
-
-
-def _later(one: Scores, other: Scores) -> bool:
-    """Whether it is known to be of a later step."""
-    return one.step is not None and other.step is not None and one.step > other.step
-
-
-def _last_validation(rows: Sequence[Row], config: Config, dataset: SampleDataset | str) -> Scores | None:
-    row = next((row for row in reversed(rows) if row.miou is not None), None)
-    if row is None:
-        return None
-    miou, pixels, classes = (row.scores.get(name, math.nan) for name in SCORES)
-    name = Path(config.data.root).name if isinstance(dataset, str) else dataset.name
-    return Scores(miou, pixels, classes, row.iou, name, config.data.val, Protocol(), row.step, "last validation")
 
 
 @cache

@@ -99,8 +99,8 @@ def read_plan(path: Path, steps: int | None = None) -> Plan:
     return Plan(file.title, file.intro, file.out, file.record, tuple(file.rows), ordered)
 
 
-def share(runs: tuple[PlannedRun, ...], only: str | None) -> tuple[PlannedRun, ...]:
-    """Every n-th of ``runs``, from the i-th on, for ``only`` = "i/n"; all for None."""
+def part(runs: tuple[PlannedRun, ...], only: str | None) -> tuple[PlannedRun, ...]:
+    """Take every n-th of ``runs``, from the i-th on, for ``only`` = "i/n"; all for None."""
     if only is None:
         return runs
     found = re.fullmatch(r"(\d+)/(\d+)", only)

@@ -1,4 +1,4 @@
-"""A figure over several runs: its mean and how far they differ."""
+"""A score over several runs: its mean, and how far they differ."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Average(NamedTuple):
-    """Of ``n`` runs; ``spread`` is the sample standard deviation, None for a single run."""
+    """The mean over ``n`` runs; ``spread`` is their sample standard deviation, None for a single run."""
 
     mean: float
     spread: float | None
@@ -17,7 +17,7 @@ class Average(NamedTuple):
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Average | None:
-        """Of the finite ones of ``values``; None if there are none."""
+        """Average the finite ones of ``values``; None if there are none."""
         kept = [value for value in values if math.isfinite(value)]
         return cls(mean(kept), stdev(kept) if len(kept) > 1 else None, len(kept)) if kept else None
 
@@ -26,25 +26,43 @@ class Average(NamedTuple):
         """How often a mean at least as far from zero would arise if the true one were zero: the two-sided t-test.
 
         None for a single run, and for runs without any spread, of which the test cannot tell anything.
-
-        Student's distribution with a whole number of degrees of freedom has a closed form (Abramowitz and Stegun,
-        Handbook of Mathematical Functions, 26.7.3 and 26.7.4).
         """
         if not self.spread:
             return None
         freedom = self.n - 1
-        angle = math.atan2(abs(self.mean) * math.sqrt(self.n), self.spread * math.sqrt(freedom))
-        odd = freedom % 2
-        term, total = math.cos(angle) ** odd, 0.0
-        for place in range(1 + odd, freedom, 2):
-            total += term
-            term *= place / (place + 1) * math.cos(angle) ** 2
-        inside = math.sin(angle) * total
-        return max(1 - (2 / math.pi * (angle + inside) if odd else inside), 0.0)
+        return _tails(math.atan2(abs(self.mean) * math.sqrt(self.n), self.spread * math.sqrt(freedom)), freedom)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """From where to where the true mean lies with 95 % confidence: two-sided, None where there is no p-value."""
+        if not self.spread:
+            return None
+        freedom = self.n - 1
+        low, high = 0.0, math.pi / 2
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if _tails(middle, freedom) > 0.05 else (low, middle)
+        reach = math.tan(low) * math.sqrt(freedom) * self.spread / math.sqrt(self.n)
+        return self.mean - reach, self.mean + reach
+
+
+def _tails(angle: float, freedom: int) -> float:
+    """The area below both tails of Student's distribution beyond ± tan(angle) · √freedom.
+
+    With a whole number of degrees of freedom it has a closed form (Abramowitz and Stegun, Handbook of Mathematical
+    Functions, 26.7.3 and 26.7.4).
+    """
+    odd = freedom % 2
+    term, total = math.cos(angle) ** odd, 0.0
+    for place in range(1 + odd, freedom, 2):
+        total += term
+        term *= place / (place + 1) * math.cos(angle) ** 2
+    inside = math.sin(angle) * total
+    return max(1 - (2 / math.pi * (angle + inside) if odd else inside), 0.0)
 
 
 def shown(average: Average | None, sign: str = "") -> str:
-    """As tables have it: "12.91 ± 0.36", "12.91" of a single run, "–" of none. ``sign`` "+" shows it on gains too."""
+    """Write it as tables do: "12.91 ± 0.36", "12.91" of one run, "–" of none. ``sign`` "+" shows it on gains too."""
     if average is None:
         return "–"
     text = decimal(average.mean, 2, sign)
@@ -52,11 +70,11 @@ def shown(average: Average | None, sign: str = "") -> str:
 
 
 def shown_p(average: Average | None) -> str:
-    """Its p-value as tables have it: "0.034", "< 0.001", and nothing where there is none."""
+    """Write its p-value as tables have it: "0.034", "< 0.001", and nothing where there is none."""
     p = average and average.p_value
     return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def decimal(value: float, digits: int, sign: str = "") -> str:
-    """``value`` with ``digits`` behind the point; ``sign`` "+" shows it on gains too."""
+    """Write ``value`` with ``digits`` behind the point; ``sign`` "+" shows it on gains too."""
     return f"{round(value, digits) + 0.0:{sign}.{digits}f}".replace("-", "−")  # + 0.0: zero without a minus

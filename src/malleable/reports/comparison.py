@@ -1,0 +1,171 @@
+"""Runs beside each other: means, spreads and gains, computed once for the terminal, Markdown and HTML."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from malleable.files import read_json
+from malleable.reports.outcome import Run
+from malleable.reports.plan import Plan, PlannedRun
+from malleable.reports.statistics import Average
+from malleable.runs.config import Config
+from malleable.runs.folder import differences
+from malleable.runs.scores import SCORES, Scores
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One row of a comparison: runs that are shown as one, usually several seeds of a method.
+
+    Args:
+        counted: the runs that were measured alike and after as many steps, with their scores: the largest such set.
+        scores, iou: means over these runs, by the name of the score and by class; None if no run has it.
+        gain: how far its mIoU is above the baseline's, over the seeds that both have, or of one run each. None if there
+            is no such pair, or if the two were not measured alike, at the same step or the end of training.
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+    counted: tuple[tuple[Run, Scores], ...]
+    scores: Mapping[str, Average | None]
+    iou: Mapping[str, Average | None]
+    gain: Average | None
+
+    @property
+    def config(self) -> Config:
+        return self.runs[0].config
+
+    @property
+    def miou(self) -> Average | None:
+        return self.scores["miou"]
+
+    @property
+    def setting(self) -> str | None:
+        return self.counted[0][1].setting if self.counted else None
+
+    @property
+    def seeds(self) -> set[int]:
+        """The seeds of the runs that its scores are from."""
+        return {run.config.train.seed for run, _ in self.counted}
+
+    @property
+    def images_per_second(self) -> float | None:
+        speeds = [run.images_per_second for run in self.runs if run.images_per_second is not None]
+        return median(speeds) if speeds else None
+
+
+class Comparison:
+    """Rows of runs, each beside the baseline. Spreads are sample standard deviations over seeds.
+
+    Gains are taken seed by seed: runs with the same seed saw the same images in the same order.
+
+    Args:
+        rows: the name to show → its runs, measured or not.
+        baseline: the row that the others are compared with; without it the first that has a result and does not see
+            depth, or the first that has a result.
+    """
+
+    def __init__(self, title: str, rows: Mapping[str, Sequence[Run]], baseline: str | None = None) -> None:
+        self.title = title
+        counted = {name: _measured_alike(runs) for name, runs in rows.items()}
+        if baseline is None:
+            found = [name for name in rows if counted[name]] or list(rows)
+            baseline = next((name for name in found if rows[name][0].config.model.conv is None), found[0])
+        first = counted[baseline]
+        self.rows = []
+        for name, runs in rows.items():
+            measured = [scores for _, scores in counted[name]]
+            means = {score: Average.of(getattr(each, score) for each in measured) for score in SCORES}
+            classes = dict.fromkeys(key for each in measured for key in each.iou)
+            iou = {
+                key: Average.of(value for each in measured if (value := each.iou.get(key)) is not None)
+                for key in classes
+            }
+            gain = _gain(counted[name], first, alone=len(runs) == len(rows[baseline]) == 1)
+            self.rows.append(Compared(name, tuple(runs), counted[name], means, iou, gain))
+        self.baseline = next(row for row in self.rows if row.name == baseline)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give what the results.json of a study holds."""
+        return {
+            "title": self.title,
+            "rows": [
+                {
+                    "name": row.name,
+                    **{name: _summary(average) for name, average in row.scores.items()},
+                    "gain": _summary(row.gain, tested=row is not self.baseline),
+                    "runs": {run.config.train.seed: run.to_dict() for run in row.runs if run.scores is not None},
+                }
+                for row in self.rows
+                if row.counted
+            ],
+        }
+
+
+def read_results(path: Path, plan: Plan) -> dict[PlannedRun, Run]:
+    """Read what the runs of ``plan`` reached from a results.json; refuse other settings, and to forget any result."""
+    if not path.is_file():
+        return {}
+    content = read_json(path)
+    try:
+        rows = {row["name"]: row["runs"] for row in content["rows"]}
+        kept = {
+            (name, int(seed)): Run.from_dict(run, path.parent)
+            for name, runs in rows.items()
+            for seed, run in runs.items()
+        }
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise ValueError(
+            f"{path} is not what a study writes, or of another version ({what}); use another record folder"
+        ) from error
+    found = {run: kept.pop((run.row, run.seed)) for run in plan.runs if (run.row, run.seed) in kept}
+    if kept:
+        names = "; ".join(f"{row}, seed {seed}" for row, seed in kept)
+        raise ValueError(
+            f"{path} has results that the study does not ask for any more: {names}. Use another record folder, or put "
+            "these rows and seeds back"
+        )
+    for run, result in found.items():
+        changed = differences(result.config, run.config)
+        if changed:
+            raise ValueError(
+                f"{path} has a result of {run} with other settings: {'; '.join(changed)}. Use another record folder, "
+                "or move the old results away"
+            )
+    return found
+
+
+def _measured_alike(runs: Sequence[Run]) -> tuple[tuple[Run, Scores], ...]:
+    found = [(run, run.scores) for run in runs if run.scores is not None]
+    most = Counter((scores.setting, scores.step) for _, scores in found).most_common(1)
+    return tuple((run, scores) for run, scores in found if (scores.setting, scores.step) == most[0][0])
+
+
+def _gain(own: Sequence[tuple[Run, Scores]], first: Sequence[tuple[Run, Scores]], alone: bool) -> Average | None:
+    """Compare the mIoU of ``own`` with that of ``first`` seed by seed, whatever their seeds if both are ``alone``."""
+    if not own or not first:
+        return None
+    (_, mine), (_, theirs) = own[0], first[0]
+    ended = all(scores.step is None or scores.step >= run.config.train.steps for run, scores in (*own, *first))
+    if mine.setting != theirs.setting or not (mine.step == theirs.step or ended):
+        return None
+    return Average.of(
+        scores.miou - other.miou
+        for run, scores in own
+        for against, other in first
+        if alone or run.config.train.seed == against.config.train.seed
+    )
+
+
+def _summary(average: Average | None, tested: bool = False) -> dict[str, Any] | None:
+    """Give what results.json says of an average, without what there is not; ``tested`` adds interval and p-value."""
+    if average is None:
+        return None
+    test = {"interval": average.interval, "p": average.p_value} if tested else {}
+    return {name: value for name, value in (average._asdict() | test).items() if value is not None}

@@ -1,0 +1,84 @@
+"""The tables of a comparison on the terminal and in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import fill
+
+from malleable.reports.comparison import Compared, Comparison
+from malleable.reports.paper import paper_row
+from malleable.reports.statistics import Average, shown, shown_p
+from malleable.runs.scores import SCORES
+
+
+def print_table(comparison: Comparison) -> None:
+    """Print the scores on standard output."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    heading, *lines = score_cells(comparison)
+    table = Table(
+        title=comparison.title,
+        caption="percent"
+        + ("; mean ± standard deviation over seeds" if any(len(row.counted) > 1 for row in comparison.rows) else "")
+        + ("; p of the gain by a two-sided t-test" if "p" in heading else ""),
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for place, cell in enumerate(heading):  # scores stay on one line, names may be long
+        table.add_column(fill(cell, 12), justify="right" if place else "left", no_wrap=place > 0, vertical="bottom")
+    for line in lines:
+        table.add_row(*line)
+    Console(markup=False, emoji=False).print(table)
+
+
+def to_markdown(comparison: Comparison) -> str:
+    """Write the scores below their title, beside the paper's if it has any, then the learned receptive fields."""
+    scores, learned = score_cells(comparison), field_cells(comparison)
+    papers = [paper_row(row.config) for row in _measured(comparison)]
+    if any(papers):
+        column = ["" if paper is None else f"{paper.miou:.2f} ({paper.label})" for paper in papers]
+        scores = [[*line, cell] for line, cell in zip(scores, ["paper's mIoU", *column], strict=True)]
+    tables = [scores, *([learned] if len(learned) > 1 else [])]
+    return "\n".join([f"{comparison.title}\n", *map(markdown, tables)])
+
+
+def score_cells(comparison: Comparison) -> list[list[str]]:
+    """Give a heading, then a line for each row with a result; p only if a row has one."""
+    first = comparison.baseline
+    lines = [["", "seeds", *SCORES.values(), f"mIoU above {first.name}", "p"]]
+    for row in _measured(comparison):
+        number = f" (n = {row.gain.n})" if row.gain and row.gain.n < len(row.counted) else ""
+        gain = ["", ""] if row is first else [shown(row.gain, "+") + number, shown_p(row.gain)]
+        lines.append([row.name, str(len(row.counted)), *map(shown, row.scores.values()), *gain])
+    return lines if any(line[-1] for line in lines[1:]) else [line[:-1] for line in lines]
+
+
+def field_cells(comparison: Comparison) -> list[list[str]]:
+    """Give a heading, then where the receptive fields of malleable rows ended: a line for each row and layer."""
+    lines = [["", "layer", "centers", "temperature", "scales"]]
+    for row in comparison.rows:
+        seeds = [run.receptive_fields for run, _ in row.counted]
+        for layer in dict.fromkeys(layer for fields in seeds for layer in fields):
+            learned = [fields[layer] for fields in seeds if layer in fields]
+            centers = _means([field.centers for field in learned])
+            temperature = shown(Average.of(field.temperature for field in learned))
+            lines.append([row.name, layer, centers, temperature, _means([field.scales for field in learned])])
+    return lines
+
+
+def markdown(cells: Sequence[Sequence[str]]) -> str:
+    """Write a table of a heading and lines; all columns but the first are aligned to the right."""
+    heading, *lines = (f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in cells)
+    rule = "|---|" + "---:|" * (len(cells[0]) - 1)
+    return "\n".join([heading, rule, *lines]) + "\n"
+
+
+def _measured(comparison: Comparison) -> list[Compared]:
+    return [row for row in comparison.rows if row.counted]
+
+
+def _means(values: Sequence[Sequence[float]]) -> str:
+    return ", ".join(shown(Average.of(column)) for column in zip(*values, strict=True))
