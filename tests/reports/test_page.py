@@ -57,7 +57,7 @@ def test_a_missing_value_is_a_dash(tmp_path: Path) -> None:
 
 def decoded(found: Picture) -> tuple[str, bytes]:
     media, _, data = found.source.removeprefix("data:").partition(";base64,")
-    assert (found.title, found.about, found.width, found.height) == ("Title", "About.", 200, 100)
+    assert (found.name, found.width, found.height) == ("name", 200, 100)
     return media, base64.b64decode(data)
 
 
@@ -65,10 +65,10 @@ def test_drawings_are_svg_and_pictures_png() -> None:
     drawing, photo = Figure((2, 1)), Figure((2, 1))
     drawing.subplots().plot([1, 2])
     photo.subplots().imshow(np.zeros((4, 4)))
-    media, data = decoded(picture(drawing, "Title", "About."))
+    media, data = decoded(picture("name", drawing))
     assert media == "image/svg+xml"
     assert b"<svg" in data
-    media, data = decoded(picture(photo, "Title", "About."))
+    media, data = decoded(picture("name", photo))
     assert media == "image/png"
     assert data.startswith(b"\x89PNG")
 
@@ -76,6 +76,6 @@ def test_drawings_are_svg_and_pictures_png() -> None:
 def test_a_drawing_of_very_many_lines_is_a_png() -> None:
     drawing = Figure((2, 1))
     drawing.subplots().plot(np.random.default_rng(0).random((20, 400)))
-    media, data = decoded(picture(drawing, "Title", "About."))
+    media, data = decoded(picture("name", drawing))
     assert media == "image/png"
     assert len(data) < 150_000

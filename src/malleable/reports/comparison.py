@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -57,6 +58,12 @@ class Compared:
     def images_per_second(self) -> float | None:
         speeds = [run.images_per_second for run in self.runs if run.images_per_second is not None]
         return median(speeds) if speeds else None
+
+    @property
+    def training_time(self) -> timedelta | None:
+        """How long its first run took so far, by the speed of all; None if that is not known."""
+        run, speed = self.runs[0], self.images_per_second
+        return timedelta(seconds=round(run.step * run.config.train.batch_size / speed)) if speed else None
 
 
 class Comparison:

@@ -31,7 +31,7 @@ class PaperRow:
 
     @property
     def label(self) -> str:
-        """What the figures were reached with, to stand beside them."""
+        """What the scores were reached with, to stand beside them."""
         protocol = "multi-scale + flip" if self.several_scales else "single scale"
         backbone = _BACKBONES[self.model.backbone]
         return f"{self.table}: {self.data} full size, {backbone}, {_BUDGETS[self.data]}, {protocol}"
@@ -68,7 +68,7 @@ ROWS = (
 
 
 def paper_row(config: Config, several_scales: bool = False) -> PaperRow | None:
-    """The paper's figures for the method of ``config`` on its kind of data; None if the paper has none.
+    """Find the paper's scores for the method of ``config`` on its kind of data; None if the paper has none.
 
     The kind of data is told from the name of its folder. Backbone, image size and training may differ: the row's label
     says what the paper had. A row of the same backbone goes before others, then one measured on as many scales.

@@ -23,7 +23,7 @@ class PlannedRun:
 
     @property
     def folder(self) -> Path:
-        """Of this run, inside the study's."""
+        """Where it is trained, inside the study's folder."""
         return Path(slug(self.row)) / f"seed{self.seed}"
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class _File:
 
 
 def read_plan(path: Path, steps: int | None = None) -> Plan:
-    """The study in a YAML file, which may build on others with ``base``.
+    """Read the study in a YAML file, which may build on others with ``base``.
 
     Args:
         steps: updates of every run, instead of what the file says.
@@ -110,12 +110,12 @@ def part(runs: tuple[PlannedRun, ...], only: str | None) -> tuple[PlannedRun, ..
 
 
 def slug(name: str) -> str:
-    """A name for files: lower case letters and digits of any language, joined by dashes."""
+    """Make a name for files: lower case letters and digits of any language, joined by dashes."""
     return re.sub(r"[\W_]+", "-", name.lower()).strip("-")
 
 
 def _checked_seeds(where: str, seeds: Any) -> tuple[int, ...]:
-    """``seeds`` if they are different whole numbers."""
+    """Give back ``seeds`` if they are different whole numbers."""
     if not isinstance(seeds, list | tuple) or not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise UsageError(f"{where}: seeds must be a list of whole numbers from 0 on, got {seeds!r}")
     if len(set(seeds)) < len(seeds):
@@ -124,7 +124,7 @@ def _checked_seeds(where: str, seeds: Any) -> tuple[int, ...]:
 
 
 def _parse(where: str, kind: Any, values: Mapping[str, Any]) -> Any:
-    """``values`` checked against the types of the dataclass ``kind``, as the command line does."""
+    """Check ``values`` against the types of the dataclass ``kind``, as the command line does."""
     from jsonargparse import ArgumentError, ArgumentParser
 
     types = get_type_hints(kind)

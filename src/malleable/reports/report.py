@@ -6,7 +6,7 @@ import base64
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date, timedelta
+from datetime import date
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +23,7 @@ from malleable.files import write_whole
 from malleable.progress import with_progress
 from malleable.reports.comparison import Compared, Comparison
 from malleable.reports.outcome import Run, read_run
-from malleable.reports.paper import paper_row
+from malleable.reports.paper import PaperRow, paper_row
 from malleable.reports.statistics import Average, decimal, shown, shown_p
 from malleable.runs.folder import SETTINGS
 
@@ -35,33 +35,6 @@ SIGNATURE = "Written by malleable"
 
 _COLOURS = tuple("var(--ink)" if colour == INK else colour for colour in LINES)  # as the curves have them
 _LARGE = 150_000  # bytes; a browser takes long over such a drawing
-
-_ABOUT = {
-    "training": ("Training", "Loss and validation scores by step."),
-    "receptive_fields": (
-        "Depth receptive fields",
-        "How much of a neighbour each kernel takes, by how many metres it lies in front of or behind the pixel.",
-    ),
-    "qualitative": ("Examples", "Colour, depth, labels and predictions; the error map shows which pixels are wrong."),
-    "assigning_functions": (
-        "Assigning functions",
-        "h and g of every kernel, by relative depth difference, at initialisation and after training.",
-    ),
-    "rebalancing": ("Pixels per kernel", "The share that each kernel takes before and after rebalancing."),
-    "feature_maps": ("Feature maps", "What each kernel of a layer answers to: in front, same depth, behind."),
-    "neighbours": ("Neighbours", "Which neighbours of a pixel each kernel takes."),
-    "network": ("Network", "Its stages with their rates; layers that see depth are marked."),
-    "receptive_field_path": ("Path of the receptive fields", "Centers and temperature of every layer by step."),
-}
-"""Name of a figure → its title, and what it shows."""
-
-
-class Column(NamedTuple):
-    """A column of numbers, or of ``words``. A cell is text, or text with lines to show small below it."""
-
-    head: str
-    cells: Sequence[str | tuple[str, ...]]
-    words: bool = False
 
 
 class Bar(NamedTuple):
@@ -76,8 +49,7 @@ class Bar(NamedTuple):
 class Picture(NamedTuple):
     """A figure that the page carries in itself, as a data URL."""
 
-    title: str
-    about: str
+    name: str
     source: str
     width: int
     height: int
@@ -101,14 +73,15 @@ def write_page(groups: Mapping[str, Sequence[Run]], out: Path, title: str, intro
     rows, baseline = comparison.rows, comparison.baseline
     colours = {row.name: _COLOURS[number % len(_COLOURS)] for number, row in enumerate(rows)}
     parts: list[Callable[[], Any]] = [
-        partial(_results, comparison, colours),
+        partial(_papers, rows),
         partial(_together, rows),
         partial(_classes, rows, colours),
         partial(_settings, rows),
-        partial(_cost, comparison),
+        partial(_costs, rows),
         *(partial(_run, row, run, baseline.runs[0]) for row in rows for run in row.runs),
     ]
-    results, figures, classes, settings, cost, *runs = [part() for part in with_progress(parts, len(parts), out.name)]
+    papers, figures, classes, settings, costs, *runs = [part() for part in with_progress(parts, len(parts), out.name)]
+    gains = [row for row in rows if row is not baseline and row.gain]
     today = date.today()
     environment = Environment(
         loader=PackageLoader("malleable.reports", ""),
@@ -117,19 +90,24 @@ def write_page(groups: Mapping[str, Sequence[Run]], out: Path, title: str, intro
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
+    environment.filters.update(shown=shown, p=shown_p, interval=_interval, number=_number)
     page = environment.get_template("report.html").render(
         title=title,
         intro=intro,
+        rows=rows,
+        baseline=baseline,
         headline=_headline(comparison),
-        settings_measured=list(dict.fromkeys(row.setting for row in rows if row.setting is not None)),
-        note=_note(comparison),
-        baseline=baseline.name,
-        several_seeds=any(len(row.runs) > 1 for row in rows),
-        results=results,
+        unfinished=[row for row in rows if not all(run.finished for run in row.runs)],
+        apart=[row for row in rows if row.miou and row.gain is None],
+        bars_of_rows=[_bar(row.name, row.miou, shown(row.miou), colours) for row in rows],
+        paired=all(row.seeds & baseline.seeds for row in gains),
+        several_counted=any(row.miou.spread is not None for row in rows if row.miou),
+        tested=any(shown_p(row.gain) for row in gains),
+        papers=papers,
         figures=figures,
         classes=classes,
         settings=settings,
-        cost=cost,
+        costs=costs,
         runs=runs,
         signature=f"{SIGNATURE} {version('malleable')} on {today.day} {today:%B %Y}",
     )
@@ -153,91 +131,13 @@ def _headline(comparison: Comparison) -> dict[str, str] | None:
             "baseline": comparison.baseline.name, "test": test}  # fmt: skip
 
 
-def _note(comparison: Comparison) -> str:
-    """Say what is not finished, and what has scores that may not be compared with the baseline's."""
-    sentences = []
-    unfinished = [row.name for row in comparison.rows if not all(run.finished for run in row.runs)]
-    if unfinished:
-        sentences.append(f"Not finished yet: {', '.join(unfinished)}.")
-    apart = [f"{row.name} ({row.miou.mean:.1f} mIoU)" for row in comparison.rows if row.miou and row.gain is None]
-    if apart:
-        sentences.append(
-            f"Not compared with {comparison.baseline.name}: {', '.join(apart)}. Compared are only scores that were "
-            "measured alike, at the end of training or after the same step, of common seeds if there are several."
-        )
-    return " ".join(sentences)
-
-
-def _results(comparison: Comparison, colours: Mapping[str, str]) -> dict[str, Any]:
-    """mIoU as bars, then everything as a table, beside the paper where it has the method."""
-    rows, baseline = comparison.rows, comparison.baseline
-    gains = [None if row is baseline else row.gain for row in rows]
-    papers = [paper_row(row.config, bool(row.counted) and len(row.counted[0][1].protocol.scales) > 1) for row in rows]
-    parameters, multiply_adds, _ = _costs(rows)
-    paired = all(row.seeds & baseline.seeds for row, gain in zip(rows, gains, strict=True) if gain)
-    notes = [f"In percent. Differences are to {baseline.name}{', seed by seed' if paired else ''}."]
-    if any(row.miou.spread is not None for row in rows if row.miou):
-        notes.append("± is the sample standard deviation over n runs.")
-    columns = [
-        Column("run", [(row.name, *_remarks(row)) for row in rows]),
-        Column("mIoU", [_counted(row.miou) for row in rows]),
-        Column("difference", [_counted(gain, "+") for gain in gains]),
-        Column("p", [shown_p(gain) or "–" for gain in gains]),
-        Column("pixel accuracy", [shown(row.scores["pixel_accuracy"]) for row in rows]),
-        Column("mean accuracy", [shown(row.scores["mean_accuracy"]) for row in rows]),
-        Column("95 % interval of the difference", [_interval(gain) or "–" for gain in gains]),
-        Column(
-            "mIoU in the paper",
-            ["–" if paper is None else (f"{paper.miou:.2f}", f"pixel accuracy {paper.pixel_accuracy:.2f}", paper.label)
-             for paper in papers],
-            words=True,
-        ),
-        Column("measured on", [(row.setting or "–", _source(row)) for row in rows], words=True),
-        Column("trained", [(row.config.model.backbone, row.runs[0].budget) for row in rows], words=True),
-        Column("parameters, M", [_number(value) for value in parameters]),
-        Column("multiply-adds, G", [_number(value) for value in multiply_adds]),
-        Column("images/s", [_number(row.images_per_second, 1) for row in rows]),
-    ]  # fmt: skip
-    absent = set()
-    if any(shown_p(gain) for gain in gains):
-        notes.append(
-            "p is how often a difference at least this large would arise if there were none (two-sided paired t-test, "
-            "not corrected for the number of rows)."
-        )
-    else:
-        absent |= {"p", "95 % interval of the difference"}
-    if any(papers):
-        notes.append("The paper's scores are for orientation: what they were reached with stands beside them.")
-    else:
-        absent.add("mIoU in the paper")
-    return {
-        "bars": [_bar(row.name, row.miou, shown(row.miou), colours) for row in rows],
-        "notes": notes,
-        "columns": [column for column in columns if column.head not in absent],
+def _papers(rows: Sequence[Compared]) -> dict[str, PaperRow | None]:
+    """Find what the paper has of each row; nothing if it has none of them."""
+    found = {
+        row.name: paper_row(row.config, bool(row.counted) and len(row.counted[0][1].protocol.scales) > 1)
+        for row in rows
     }
-
-
-def _remarks(row: Compared) -> list[str]:
-    """Say what to know about a row besides its scores."""
-    remarks = []
-    steps = row.config.train.steps
-    unfinished = [run for run in row.runs if not run.finished]
-    if unfinished and len(row.runs) == 1:
-        remarks.append(f"unfinished, step {unfinished[0].step} of {steps}")
-    elif unfinished:
-        seeds = ", ".join(f"seed {run.config.train.seed} at step {run.step}" for run in unfinished)
-        remarks.append(f"unfinished: {seeds} of {steps}")
-    left_out = len(row.runs) - len(row.counted)
-    if row.counted and left_out:
-        remarks.append(f"{left_out} of {len(row.runs)} runs left out: no result, or measured otherwise")
-    return remarks
-
-
-def _source(row: Compared) -> str:
-    if not row.counted:
-        return "no results.json and no validation"
-    sources, step = dict.fromkeys(scores.source for _, scores in row.counted), row.counted[0][1].step
-    return " and ".join(sources) + (f", step {step}" if step is not None else "")
+    return found if any(found.values()) else {}
 
 
 def _together(rows: Sequence[Compared]) -> dict[str, Any]:
@@ -262,13 +162,13 @@ def _drawn(
         figures = draw(None if isinstance(dataset, str) else dataset)
     except (ValueError, OSError, RuntimeError) as error:
         figures, missing = {}, [f"The figures could not be drawn: {error}"]
-    pictures = [picture(figure, *_ABOUT.get(name, (name, ""))) for name, figure in figures.items()]
+    pictures = [picture(name, figure) for name, figure in figures.items()]
     if not pictures and not missing:
         missing = ["There is nothing to draw: neither metrics.jsonl nor a checkpoint was found"]
     return {"pictures": pictures, "missing": missing}
 
 
-def picture(figure: Figure, title: str, about: str) -> Picture:
+def picture(name: str, figure: Figure) -> Picture:
     """Save a drawing as SVG, or as PNG of 256 colours, a third of the bytes, if it has images in it or is large."""
 
     def saved(kind: str) -> io.BytesIO:
@@ -283,7 +183,7 @@ def picture(figure: Figure, title: str, about: str) -> Picture:
         Image.open(saved("png")).convert("RGB").quantize(256).save(file, "PNG", optimize=True)
         media, content = "image/png", file.getvalue()
     width, height = (round(100 * inches) for inches in figure.get_size_inches())
-    return Picture(title, about, f"data:{media};base64,{base64.b64encode(content).decode()}", width, height)
+    return Picture(name, f"data:{media};base64,{base64.b64encode(content).decode()}", width, height)
 
 
 def _classes(rows: Sequence[Compared], colours: Mapping[str, str]) -> dict[str, Any]:
@@ -296,58 +196,28 @@ def _classes(rows: Sequence[Compared], colours: Mapping[str, str]) -> dict[str, 
     return {"lines": lines, "colours": colours, "named": named}
 
 
-def _settings(rows: Sequence[Compared]) -> list[Column]:
-    """Give only what differs, by dotted name as YAML writes it."""
+def _settings(rows: Sequence[Compared]) -> dict[str, list[str]]:
+    """Give only what differs, by dotted name: the values of each row as YAML writes them."""
     words = {None: "null", True: "true", False: "false"}
-    shown: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {}
     for row in rows:
         configs = [run.config.to_dict() for run in row.runs]
         for section, settings in configs[0].items():
             for key in settings:
                 values = [config[section][key] for config in configs]
                 texts = (words[v] if v is None or isinstance(v, bool) else str(v) for v in values)
-                shown.setdefault(f"{section}.{key}", []).append(", ".join(dict.fromkeys(texts)))
-    differing = {name: texts for name, texts in shown.items() if len(set(texts)) > 1}
-    columns = [
-        Column(row.name, [texts[place] for texts in differing.values()], words=True) for place, row in enumerate(rows)
-    ]
-    return [Column("setting", list(differing)), *columns] if differing else []
+                found.setdefault(f"{section}.{key}", []).append(", ".join(dict.fromkeys(texts)))
+    return {name: texts for name, texts in found.items() if len(set(texts)) > 1}
 
 
-def _cost(comparison: Comparison) -> list[Column]:
-    rows = comparison.rows
-    place = rows.index(comparison.baseline)
-    parameters, multiply_adds, assignment = _costs(rows)
-
-    def differences(values: Sequence[float]) -> list[str]:
-        return ["–" if row is comparison.baseline else _number(value - values[place], 3, "+")
-                for row, value in zip(rows, values, strict=True)]  # fmt: skip
-
-    def time(row: Compared) -> str:
-        run, speed = row.runs[0], row.images_per_second
-        return str(timedelta(seconds=round(run.step * run.config.train.batch_size / speed))) if speed else "–"
-
-    return [
-        Column("run", [row.name for row in rows]),
-        Column("parameters, M", [_number(value, 3) for value in parameters]),
-        Column("difference", differences(parameters)),
-        Column("multiply-adds, G", [_number(value, 3) for value in multiply_adds]),
-        Column("difference", differences(multiply_adds)),
-        Column("of these, to assign pixels, M", [_number(value, 1) for value in assignment]),
-        Column("image", ["×".join(map(str, row.config.data.crop)) for row in rows]),
-        Column("images/s", [_number(row.images_per_second, 1) for row in rows]),
-        Column("training time", [time(row) for row in rows]),
-    ]
-
-
-def _costs(rows: Sequence[Compared]) -> tuple[list[float], list[float], list[float]]:
+def _costs(rows: Sequence[Compared]) -> dict[str, dict[str, float]]:
     """Give millions of parameters, billions of multiply-adds and millions to assign pixels; NaN where not known."""
-    costs = [row.runs[0].cost for row in rows]
-    return (
-        [cost.parameters / 1e6 if cost else math.nan for cost in costs],
-        [cost.multiply_adds / 1e9 if cost else math.nan for cost in costs],
-        [cost.assignment / 1e6 if cost else math.nan for cost in costs],
-    )
+    units = {"parameters": 1e6, "multiply_adds": 1e9, "assignment": 1e6}
+    costs = {row.name: row.runs[0].cost for row in rows}
+    return {
+        name: {part: getattr(cost, part) / unit if cost else math.nan for part, unit in units.items()}
+        for name, cost in costs.items()
+    }
 
 
 def _run(row: Compared, run: Run, baseline: Run) -> dict[str, Any]:
@@ -373,10 +243,6 @@ def _data(run: Run) -> tuple[str, str]:
 
 def _bar(name: str, mean: Average | None, text: str, colours: Mapping[str, str]) -> Bar:
     return Bar(name, mean.mean if mean else 0.0, text, colours[name])
-
-
-def _counted(average: Average | None, sign: str = "") -> tuple[str, ...]:
-    return (shown(average, sign), *([f"n = {average.n}"] if average and average.n > 1 else []))
 
 
 def _interval(gain: Average | None) -> str:
