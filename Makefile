@@ -21,7 +21,7 @@ $(VENV)/.ready: pyproject.toml
 # never hold the operators, so they are not repeated.
 WITHOUT_COMPILER := tests/without_compiler.py tests/test_documents.py tests/test_precision.py tests/test_runtimes.py \
 	$(wildcard tests/test_layers*.py tests/models/test_convert*.py) tests/training \
-	tests/ops/test_operator.py tests/ops/test_scaled_assign.py
+	tests/ops/test_depth_conv2d.py tests/ops/test_scaled_assign.py
 
 test: setup
 	$(BIN)/python -m pytest -n auto -m "not slow"
