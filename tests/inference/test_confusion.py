@@ -1,4 +1,4 @@
-"""Figures against a count that knows nothing of the implementation, and against laws."""
+"""Scores against a count that knows nothing of the implementation, and against laws."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tensors(pairs: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
 
 
 @given(maps)
-def test_every_figure_agrees_with_an_independent_count(pairs: list[tuple[int, int]]) -> None:
+def test_every_score_agrees_with_an_independent_count(pairs: list[tuple[int, int]]) -> None:
     confusion = Confusion(CLASSES)
     confusion.update(*tensors(pairs))
     table = count(pairs)

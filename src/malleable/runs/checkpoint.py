@@ -123,7 +123,7 @@ def prune(folder: Path, keep: int, step: int) -> None:
 
 
 def numbered(folder: Path, step: int | None = None) -> list[Path]:
-    """The finished checkpoints of ``folder`` but the best, newest first.
+    """List the finished checkpoints of ``folder`` but the best, newest first.
 
     ``step``: leave out later ones. A run that goes on from it could not read them.
     """
@@ -132,7 +132,7 @@ def numbered(folder: Path, step: int | None = None) -> list[Path]:
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """A checkpoint from its file, or the newest good one of a ``checkpoints`` folder or a run's folder.
+    """Read a checkpoint from its file, or the newest good one of a ``checkpoints`` folder or a run's folder.
 
     Damaged ones in a folder are passed over with a warning. For the best one name the file, ``checkpoints/best.pt``.
     Nothing in the file is executed. Weights that are not finite are an error.
@@ -151,14 +151,14 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def all_checkpoints(folder: Path, step: int | None = None) -> list[Path]:
-    """The :func:`numbered` checkpoints of ``folder``, and after them the best one."""
+    """List the :func:`numbered` checkpoints of ``folder``, and after them the best one."""
     return [*numbered(folder, step), *folder.glob(BEST)]
 
 
 def newest_good(
     folder: Path, use: Callable[[Checkpoint], None] | None = None, step: int | None = None
 ) -> tuple[Path, Checkpoint] | None:
-    """The newest checkpoint of ``folder`` that can be read, the best one if no numbered one can; None without any.
+    """Read the newest checkpoint of ``folder`` that is good, the best one if no numbered one is; None without any.
 
     Args:
         use: is called with each that can be read; one that it raises with will not do either.
@@ -187,7 +187,7 @@ def check_finite(weights: Mapping[str, Tensor], where: object) -> None:
 
 @contextmanager
 def _damage_named(path: Path) -> Iterator[None]:
-    """Whatever else is raised in here is a ValueError of one line that names ``path``."""
+    """Turn whatever is raised in here into a ValueError of one line that names ``path``."""
     try:
         yield
     except Exception as error:  # of any kind: a damaged file may break anything that reads it
@@ -199,7 +199,7 @@ def _damage_named(path: Path) -> Iterator[None]:
 
 
 def _content(path: Path) -> Any:
-    """What the file holds: tensors and plain values."""
+    """Read what the file holds: tensors and plain values."""
     if not path.is_file():  # reading a pipe would wait for ever
         raise ValueError(f"{path} is no file that can be read")
     with zipfile.ZipFile(path) as archive:  # torch's files are zip archives with a checksum for every tensor
@@ -217,7 +217,7 @@ def _content(path: Path) -> Any:
 
 
 def _parsed(path: Path) -> Checkpoint:
-    """The checkpoint in a file, if each part of it is what it should be."""
+    """Read the checkpoint in a file, and raise unless each part of it is what it should be."""
     content = _content(path)
     if not isinstance(content, dict) or "format" not in content:
         raise ValueError(f"{path} is no checkpoint of malleable train; it holds a {type(content).__name__}")

@@ -156,13 +156,13 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested dicts of numbers, strings, lists and None."""
+        """Give nested dicts of numbers, strings, lists and None."""
         values: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # makes lists of tuples
         return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
-        """What :meth:`to_dict` gave."""
+        """Make the settings again of which :meth:`to_dict` gave ``values``."""
         try:
             sections = {
                 name: kind(**{key: tuple(x) if isinstance(x, list) else x for key, x in values[name].items()})
@@ -177,7 +177,7 @@ _SECTIONS: dict[str, type[Any]] = {"model": ModelConfig, "data": DataConfig, "tr
 
 
 def build_network(config: ModelConfig, num_classes: int, *, pretrained: bool = True) -> DeepLabV3Plus:
-    """The network of ``config``; with ``pretrained=False`` no weights are looked for, because others follow."""
+    """Build the network of ``config``; with ``pretrained=False`` no weights are looked for, because others follow."""
     return deeplabv3plus(
         config.backbone,
         num_classes,

@@ -161,7 +161,7 @@ class RunFolder:
 
     @_on_first
     def last_good(self, step: int) -> Path | None:
-        """The newest checkpoint up to ``step`` that can be read."""
+        """Find the newest checkpoint up to ``step`` that can be read."""
         found = newest_good(self.path / FOLDER, step=step)
         return None if found is None else found[0]
 
@@ -181,7 +181,7 @@ class RunFolder:
 
 
 def _foreign(checkpoint: Checkpoint, config: Config, classes: tuple[str, ...]) -> list[str]:
-    """What keeps a run of ``config`` from going on from ``checkpoint``: another network or other data."""
+    """List what keeps a run of ``config`` from going on from ``checkpoint``: another network or other data."""
     changed = [text for text in differences(checkpoint.config, config) if not text.startswith("train.")]
     if checkpoint.classes != classes:
         changed.append(f"the classes were {len(checkpoint.classes)} and are {len(classes)} others now")
@@ -189,7 +189,7 @@ def _foreign(checkpoint: Checkpoint, config: Config, classes: tuple[str, ...]) -
 
 
 def differences(before: Config, now: Config) -> list[str]:
-    """The settings that change what a run learns, where they differ: "train.lr was 0.01 and is 0.02"."""
+    """List the settings that change what a run learns and differ: "train.lr was 0.01 and is 0.02"."""
     old, new = essence(before).to_dict(), essence(now).to_dict()
     return [
         f"{section}.{key} was {old[section][key]!r} and is {new[section][key]!r}"
@@ -200,7 +200,7 @@ def differences(before: Config, now: Config) -> list[str]:
 
 
 def essence(config: Config) -> Config:
-    """``config`` with what does not change what a run learns as it is by default."""
+    """Set all of ``config`` that does not change what a run learns to its default."""
     settings, defaults = config.to_dict(), Config().to_dict()
     for section, keys in _HARMLESS.items():
         settings[section] |= {key: defaults[section][key] for key in keys}
@@ -208,7 +208,7 @@ def essence(config: Config) -> Config:
 
 
 def read_config(folder: Path) -> Config:
-    """The settings that the run in ``folder`` was started with."""
+    """Read the settings that the run in ``folder`` was started with."""
     path = folder / SETTINGS
     settings = read_settings(path)
     try:

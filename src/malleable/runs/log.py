@@ -137,7 +137,7 @@ class Log:
 
 
 def read_log(folder: Path) -> list[Row]:
-    """The rows of a run's metrics.jsonl, in their order; none if there is no such file.
+    """Read the rows of a run's metrics.jsonl, in their order; none if there is no such file.
 
     A line that is no object with an integer ``step``, such as one that a killed run left half-written, is passed over.
     """
@@ -145,12 +145,12 @@ def read_log(folder: Path) -> list[Row]:
 
 
 def validations(rows: Iterable[Row]) -> dict[int, float]:
-    """The mIoU of every validation, by step."""
+    """Give the mIoU of every validation, by step."""
     return {row.step: row.miou for row in rows if row.miou is not None}
 
 
 def receptive_fields(net: nn.Module) -> dict[str, ReceptiveField]:
-    """The receptive field of every malleable layer of ``net``, by its name in the backbone."""
+    """Give the receptive field of every malleable layer of ``net``, by its name in the backbone."""
     return {
         name.removeprefix("backbone.model."): ReceptiveField.of(layer)
         for name, layer in net.named_modules()

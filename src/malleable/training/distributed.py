@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 def launch(accelerator: str, devices: int | Literal["auto"], nodes: int, precision: Any) -> Fabric:
-    """Fabric, with all its processes running. torchrun and SLURM say themselves how many there are."""
+    """Start Fabric with all its processes. torchrun and SLURM say themselves how many there are."""
     environment = os.environ
     if "TORCHELASTIC_RUN_ID" in environment:
         devices = int(environment["LOCAL_WORLD_SIZE"])
@@ -42,7 +42,7 @@ def agreed_signal(fabric: Fabric, received: int) -> int:
 
 
 def gathered(fabric: Fabric, names: list[str]) -> list[str]:
-    """The ``names`` of all processes, in their order."""
+    """Collect the ``names`` of all processes, in their order."""
     if fabric.world_size == 1:
         return names
     parts: list[list[str]] = [[] for _ in range(fabric.world_size)]
@@ -57,7 +57,7 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of what a run's numbers depend on."""
+    """Give the versions of the packages that a run's numbers depend on."""
     found = {}
     for name in ("malleable", "torch", "torchvision", "timm", "lightning-fabric", "numpy"):
         try:

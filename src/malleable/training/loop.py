@@ -106,7 +106,7 @@ def update(state: State, batch: Batch, loss: Loss, folder: RunFolder) -> tuple[f
 
 
 def not_finite(state: State, value: float, per_image: Tensor, ids: list[str], folder: RunFolder) -> RuntimeError:
-    """What to say when a step would spoil the weights."""
+    """Say why a step would spoil the weights, and what to do."""
     bad = [id for id, number in zip(ids, per_image.tolist(), strict=True) if not math.isfinite(number)]
     bad = gathered(state.fabric, bad)
     what = f"the loss is {value}" if bad else "the gradient is not finite"
@@ -151,17 +151,17 @@ def validate(
 
 
 def validates(step: int, recipe: TrainConfig) -> bool:
-    """Whether a validation follows ``step``."""
+    """Tell whether a validation follows ``step``."""
     return recipe.validate_last if step == recipe.steps else due(step, recipe.validate_every)
 
 
 def due(step: int, every: int) -> bool:
-    """Whether ``step`` is one of every so many; every 0 is none."""
+    """Tell whether ``step`` is a multiple of ``every``; none is of 0."""
     return every > 0 and step % every == 0
 
 
 def side_by_side(sample: Sample, predicted: Tensor, palette: Sequence[Sequence[int]]) -> Tensor:
-    """Image, label and prediction (H, W) in the palette's colours, beside each other: (3, H, 3·W) uint8."""
+    """Put image, label and prediction (H, W) beside each other, in the palette's colours: (3, H, 3·W) uint8."""
     colours = torch.zeros(256, 3, dtype=torch.uint8)  # unlabelled pixels are black
     colours[: len(palette)] = torch.tensor(palette, dtype=torch.uint8)
     maps = [colours[labels].permute(2, 0, 1) for labels in (sample.label.as_subclass(Tensor), predicted.cpu())]

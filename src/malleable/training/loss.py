@@ -58,7 +58,7 @@ Loss = CrossEntropy | BootstrappedCrossEntropy
 
 
 def build_loss(config: TrainConfig) -> Loss:
-    """The loss that ``config`` names."""
+    """Build the loss that ``config`` names."""
     if config.loss == "bootstrapped":
         return BootstrappedCrossEntropy(config.bootstrap_threshold, config.bootstrap_floor)
     return CrossEntropy()

@@ -77,7 +77,7 @@ class State:
                     average.copy_(now)
 
     def checkpoint(self) -> Checkpoint:
-        """This state. Random numbers and learning rate follow from the settings and the step."""
+        """Give all of this state; random numbers and learning rate follow from the settings and the step."""
         return Checkpoint(
             config=self.config,
             step=self.step,
@@ -108,7 +108,7 @@ class State:
 
 
 def suit_norms(net: nn.Module, fabric: Fabric, recipe: TrainConfig) -> nn.Module:
-    """``net`` with batch norms that share their statistics, where the devices can."""
+    """Have the batch norms of ``net`` share their statistics where the devices can, or say why they will not do."""
     images, rest = divmod(recipe.batch_size, fabric.world_size * recipe.accumulate)
     if rest:
         raise ValueError(
