@@ -301,9 +301,7 @@ def restored(out: Path, data: Path) -> State:
     return state
 
 
-def test_a_checkpoint_is_read_once_on_resume(
-    data: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_is_read_once_on_resume(data: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
 
     def load(path: Path, **options: Any) -> Any:
@@ -316,7 +314,7 @@ def test_a_checkpoint_is_read_once_on_resume(
     assert read == [whole / "checkpoints/step-00000006.pt"]
 
 
-def test_other_classes_do_not_go_on_with_a_run(whole: Path, data: Path) -> None:
+def test_other_classes_do_not_go_on_with_a_run(whole: Path) -> None:
     folder = RunFolder(whole, Fabric(accelerator="cpu", devices=1))
     with pytest.raises(ValueError, match="the classes were 11 and are 2 others now"):
         folder.restore(read_config(whole), ("wall", "floor"), lambda _: pytest.fail("restored"))
