@@ -37,15 +37,6 @@ _COLOURS = tuple("var(--ink)" if colour == INK else colour for colour in LINES) 
 _LARGE = 150_000  # bytes; a browser takes long over such a drawing
 
 
-class Bar(NamedTuple):
-    """A bar that is ``length`` percent long, with ``text`` at its end."""
-
-    name: str
-    length: float
-    text: str
-    colour: str
-
-
 class Picture(NamedTuple):
     """A figure that the page carries in itself, as a data URL."""
 
@@ -71,16 +62,14 @@ def write_page(groups: Mapping[str, Sequence[Run]], out: Path, title: str, intro
         raise ValueError("groups must hold at least one run each")
     comparison = Comparison(title, groups)
     rows, baseline = comparison.rows, comparison.baseline
-    colours = {row.name: _COLOURS[number % len(_COLOURS)] for number, row in enumerate(rows)}
     parts: list[Callable[[], Any]] = [
-        partial(_papers, rows),
-        partial(_together, rows),
-        partial(_classes, rows, colours),
-        partial(_settings, rows),
         partial(_costs, rows),
+        partial(_together, rows),
         *(partial(_run, row, run, baseline.runs[0]) for row in rows for run in row.runs),
     ]
-    papers, figures, classes, settings, costs, *runs = [part() for part in with_progress(parts, len(parts), out.name)]
+    costs, figures, *runs = [part() for part in with_progress(parts, len(parts), out.name)]
+    measured = [row for row in rows if row.miou is not None]
+    malleable = [row for row in measured if row.config.model.conv == "malleable"]
     gains = [row for row in rows if row is not baseline and row.gain]
     today = date.today()
     environment = Environment(
@@ -96,39 +85,22 @@ def write_page(groups: Mapping[str, Sequence[Run]], out: Path, title: str, intro
         intro=intro,
         rows=rows,
         baseline=baseline,
-        headline=_headline(comparison),
+        subject=next(iter(malleable or measured[-1:]), None),  # not chosen by its result
+        colours={row.name: _COLOURS[number % len(_COLOURS)] for number, row in enumerate(rows)},
         unfinished=[row for row in rows if not all(run.finished for run in row.runs)],
-        apart=[row for row in rows if row.miou and row.gain is None],
-        bars_of_rows=[_bar(row.name, row.miou, shown(row.miou), colours) for row in rows],
+        apart=[row for row in measured if row.gain is None],
         paired=all(row.seeds & baseline.seeds for row in gains),
-        several_counted=any(row.miou.spread is not None for row in rows if row.miou),
+        several_counted=any(len(row.counted) > 1 for row in rows),
         tested=any(shown_p(row.gain) for row in gains),
-        papers=papers,
+        papers=_papers(rows),
         figures=figures,
-        classes=classes,
-        settings=settings,
+        classes=list(dict.fromkeys(name for row in rows for name in row.iou)),
+        settings=_settings(rows),
         costs=costs,
         runs=runs,
         signature=f"{SIGNATURE} {version('malleable')} on {today.day} {today:%B %Y}",
     )
     write_whole(out, f"{page}\n".encode())
-
-
-def _headline(comparison: Comparison) -> dict[str, str] | None:
-    """Speak of the first malleable row, else of the last: which one is not chosen by its result."""
-    measured = [row for row in comparison.rows if row.miou is not None]
-    row = next((row for row in measured if row.config.model.conv == "malleable"), measured[-1] if measured else None)
-    if row is None or row.miou is None:
-        return None
-    difference, test = "", ""
-    gain = None if row is comparison.baseline else row.gain
-    if gain is not None:
-        size = f"{abs(gain.mean):.1f}"
-        difference = "level with" if size == "0.0" else f"{size} {'above' if gain.mean > 0 else 'below'}"
-        interval, p = _interval(gain), shown_p(gain)
-        test = f"95 % interval {interval}, p {p if p.startswith('<') else f'= {p}'}, {gain.n} seeds" if interval else ""
-    return {"name": row.name, "miou": f"{row.miou.mean:.1f}", "difference": difference,
-            "baseline": comparison.baseline.name, "test": test}  # fmt: skip
 
 
 def _papers(rows: Sequence[Compared]) -> dict[str, PaperRow | None]:
@@ -186,16 +158,6 @@ def picture(name: str, figure: Figure) -> Picture:
     return Picture(name, f"data:{media};base64,{base64.b64encode(content).decode()}", width, height)
 
 
-def _classes(rows: Sequence[Compared], colours: Mapping[str, str]) -> dict[str, Any]:
-    """Give a bar for each class and row."""
-    lines = {}
-    for name in dict.fromkeys(name for row in rows for name in row.iou):
-        means = {row.name: row.iou.get(name) for row in rows}
-        lines[name] = [_bar(key, mean, f"{mean.mean:.1f}" if mean else "–", colours) for key, mean in means.items()]
-    named = len(set(colours.values())) < len(colours)  # else a colour says which row it is
-    return {"lines": lines, "colours": colours, "named": named}
-
-
 def _settings(rows: Sequence[Compared]) -> dict[str, list[str]]:
     """Give only what differs, by dotted name: the values of each row as YAML writes them."""
     words = {None: "null", True: "true", False: "false"}
@@ -239,10 +201,6 @@ def _run(row: Compared, run: Run, baseline: Run) -> dict[str, Any]:
 
 def _data(run: Run) -> tuple[str, str]:
     return run.config.data.root, run.config.data.val
-
-
-def _bar(name: str, mean: Average | None, text: str, colours: Mapping[str, str]) -> Bar:
-    return Bar(name, mean.mean if mean else 0.0, text, colours[name])
 
 
 def _interval(gain: Average | None) -> str:
