@@ -17,15 +17,16 @@ $(VENV)/.ready: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	touch $@
 
-# Layers, conversion, training and documents once more as on a machine without a compiler; exported graphs
-# never hold the operators, so they are not repeated.
+# Layers, conversion, training and documents once more as on a machine without a compiler. Not repeated: exported
+# graphs, which never hold the operators, and what is about processes and signals, whoever computes in them.
 WITHOUT_COMPILER := tests/without_compiler.py tests/test_documents.py tests/test_precision.py tests/test_runtimes.py \
-	$(wildcard tests/test_layers*.py tests/models/test_convert*.py) tests/training \
+	$(wildcard tests/test_layers*.py tests/models/test_convert*.py tests/training/test_lo*.py) \
 	tests/ops/test_depth_conv2d.py tests/ops/test_scaled_assign.py
+REPEATED := not export and not onnx and not killed and not signal and not ctrl_c
 
 test: setup
 	$(BIN)/python -m pytest -n auto -m "not slow"
-	CXX=/nonexistent $(BIN)/python -m pytest -n auto -m "not slow" -k "not export and not onnx" $(WITHOUT_COMPILER)
+	CXX=/nonexistent $(BIN)/python -m pytest -n auto -m "not slow" -k "$(REPEATED)" $(WITHOUT_COMPILER)
 
 lint: setup
 	$(BIN)/ruff check src tests examples benchmarks docs studies
