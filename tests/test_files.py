@@ -131,3 +131,12 @@ def test_only_half_written_files_of_the_named_kind_are_removed(tmp_path: Path) -
         path.touch()
     assert remove_partial(tmp_path, "config.*") == [mine]
     assert sorted(tmp_path.iterdir()) == sorted(others)
+
+
+def test_a_folder_made_for_nothing_goes_with_the_parents_that_were_made(tmp_path: Path) -> None:
+    with held(tmp_path / "a" / "b"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    with held(tmp_path / "a" / "b"):
+        (tmp_path / "a" / "kept").touch()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["kept"]

@@ -107,11 +107,11 @@ def locked(folder: Path) -> Iterator[None]:
 def held(folder: Path) -> Iterator[None]:
     """``folder``, made if need be, is this process's alone while it is in here; others are told whose it is, and fail.
 
-    An empty folder that was made for it goes with it.
+    Empty folders that were made for it go with it.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"out must be a folder, but {folder} is a file")
-    made = not folder.exists()
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = _acquired(folder, _PATIENCE)
@@ -130,9 +130,9 @@ def held(folder: Path) -> Iterator[None]:
             with suppress(OSError):
                 (folder / name).unlink()
         lock.release()
-        if made:
-            with suppress(OSError):
-                folder.rmdir()
+        for place in made:
+            with suppress(OSError):  # it holds something now
+                place.rmdir()
 
 
 def _acquired(folder: Path, timeout: float) -> BaseFileLock:
