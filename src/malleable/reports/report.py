@@ -8,13 +8,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 
+from malleable import __version__
 from malleable.data.sample import SampleDataset
 from malleable.figures.curves import save
 from malleable.figures.run import comparison_figures, run_figures
@@ -98,7 +98,7 @@ def write_page(groups: Mapping[str, Sequence[Run]], out: Path, title: str, intro
         settings=_settings(rows),
         costs=costs,
         runs=runs,
-        signature=f"{SIGNATURE} {version('malleable')} on {today.day} {today:%B %Y}",
+        signature=f"{SIGNATURE} {__version__} on {today.day} {today:%B %Y}",
     )
     write_whole(out, f"{page}\n".encode())
 
