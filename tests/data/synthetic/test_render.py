@@ -18,7 +18,7 @@ def contains(solid: Solid, points: np.ndarray, margin: float) -> np.ndarray:
     if half.min() <= 0:
         return np.zeros(points.shape[:-1], bool)
     c, s = np.cos(solid.yaw), np.sin(solid.yaw)
-    x, y, z = np.moveaxis(points - np.array(solid.centre), -1, 0)
+    x, y, z = np.moveaxis(points - np.array(solid.center), -1, 0)
     x, y, z = ((c * x - s * z) / half[0], y / half[1], (s * x + c * z) / half[2])
     if solid.shape == "ellipsoid":
         return x * x + y * y + z * z < 1

@@ -68,9 +68,9 @@ def test_depth_and_camera_give_a_flat_floor(seed):
     sample = SyntheticScenes("rooms", seed=seed)[0]
     floor = (sample.label == 1) & (sample.depth[0] > 0)
     points = sample.camera.back_project(sample.depth[0])[:, floor].double()
-    centred = points - points.mean(dim=1, keepdim=True)
-    normal = torch.linalg.svd(centred, full_matrices=False)[0][:, 2]
-    assert (normal @ centred).std() < 0.03  # metres, noise included
+    centered = points - points.mean(dim=1, keepdim=True)
+    normal = torch.linalg.svd(centered, full_matrices=False)[0][:, 2]
+    assert (normal @ centered).std() < 0.03  # metres, noise included
     assert normal[1].abs() > 0.85  # upright but for the camera's pitch
 
 

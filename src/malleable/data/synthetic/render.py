@@ -33,13 +33,13 @@ PATTERNS = ("plain", "stripes", "checks", "blotches", "tiles", "bands")
 
 
 class Solid(NamedTuple):
-    """A shape inscribed in the box of half sizes ``half`` around ``centre``, turned by ``yaw`` about the y axis.
+    """A shape inscribed in the box of half sizes ``half`` around ``center``, turned by ``yaw`` about the y axis.
 
     ``label`` is a class, or for an ``inside`` box (a room seen from within) those of its floor, ceiling and walls.
     """
 
     shape: Shape
-    centre: tuple[float, float, float]
+    center: tuple[float, float, float]
     half: tuple[float, float, float]
     yaw: float
     label: int | tuple[int, int, int]
@@ -94,7 +94,7 @@ class View:
     def patches(self, solids: list[Solid]) -> list[Patch]:
         """Where each solid that is not out of sight can show, the nearest first."""
         half = np.array([solid.half for solid in solids])[:, :, None]
-        offset = np.array([solid.centre for solid in solids]) - np.array(self.position)
+        offset = np.array([solid.center for solid in solids]) - np.array(self.position)
         yaw = np.array([solid.yaw for solid in solids])[:, None]
         x, y, z = (half * _CORNERS).transpose(1, 0, 2)  # (solids, 8) each
         c, s = np.cos(yaw), np.sin(yaw)
@@ -179,7 +179,7 @@ def render(scene: Scene) -> Rendering:
 
 def _intersect(solid: Solid, origin: Array, direction: Array) -> tuple[Array, Array]:
     """Where rays (3, ...) enter and leave ``solid``; enter ≥ leave for a miss."""
-    x, y, z = origin[0] - solid.centre[0], origin[1] - solid.centre[1], origin[2] - solid.centre[2]
+    x, y, z = origin[0] - solid.center[0], origin[1] - solid.center[1], origin[2] - solid.center[2]
     u, v, w = direction
     if solid.yaw != 0:
         c, s = math.cos(solid.yaw), math.sin(solid.yaw)
@@ -218,10 +218,10 @@ class _Surface:
 
     def __init__(self, solids: list[Solid], index: Array, point: Array) -> None:
         half = np.array([solid.half for solid in solids], np.float32).T[:, index]
-        centre = np.array([solid.centre for solid in solids], np.float32).T[:, index]
+        center = np.array([solid.center for solid in solids], np.float32).T[:, index]
         yaw = np.array([solid.yaw for solid in solids], np.float32)
         c, s = np.cos(yaw)[index], np.sin(yaw)[index]
-        offset = point - centre
+        offset = point - center
         self.local = np.stack([c * offset[0] - s * offset[2], offset[1], s * offset[0] + c * offset[2]])
         relative = self.local / half
         shape = np.array([("box", "ellipsoid", "cylinder").index(solid.shape) for solid in solids])[index]

@@ -47,13 +47,13 @@ class Thing:
     def add(
         self,
         shape: Shape,
-        centre: Sequence[float],
+        center: Sequence[float],
         size: Sequence[float],
         material: Material | None = None,
         label: int | None = None,
     ) -> None:
-        """A part of full ``size`` (x, y, z) around ``centre``."""
-        x, y, z = map(float, centre)  # not NumPy's, which would turn every ray into float64
+        """A part of full ``size`` (x, y, z) around ``center``."""
+        x, y, z = map(float, center)  # not NumPy's, which would turn every ray into float64
         c, s = math.cos(self.yaw), math.sin(self.yaw)
         at_x, at_y, at_z = map(float, self.at)
         world = (at_x + c * x + s * z, at_y + y, at_z - s * x + c * z)
@@ -65,8 +65,8 @@ class Thing:
         """Four legs under a top of ``width`` × ``depth``."""
         for x in (-1, 1):
             for z in (-1, 1):
-                centre = (x * (width - thick) / 2, height / 2, z * (depth - thick) / 2)
-                self.add(shape, centre, (thick, height, thick))
+                center = (x * (width - thick) / 2, height / 2, z * (depth - thick) / 2)
+                self.add(shape, center, (thick, height, thick))
 
 
 class Floor:
