@@ -88,14 +88,14 @@ def test_chains_of_transforms_keep_3d_points(size, chain):
 
 
 @given(st.integers(1, 60), st.integers(1, 60))
-def test_nearest_takes_the_pixel_whose_centre_is_nearest(old, new):
+def test_nearest_takes_the_pixel_whose_center_is_nearest(old, new):
     for i, source in enumerate(nearest(old, new).tolist()):
         looks_at = (Fraction(2 * i + 1, 2)) * old / new - Fraction(1, 2)
         assert abs(looks_at - source) == min(abs(looks_at - pixel) for pixel in range(old))
 
 
 def test_depth_and_label_resize_alike_at_odd_factors_without_error():
-    after = v2.Resize((4, 5))(numbered(12, 15))  # by 1/3: each new centre is an old centre
+    after = v2.Resize((4, 5))(numbered(12, 15))  # by 1/3: each new center is an old center
     known, rows, columns = sources(after, 15)
     assert known.all()
     assert rows[:, 0].tolist() == [1, 4, 7, 10]
