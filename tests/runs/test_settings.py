@@ -134,6 +134,8 @@ def test_a_wrong_value_in_a_file_gets_the_same_answer(
         ("export RUN x --fromat onnx", "unknown setting 'fromat', did you mean 'format'?"),
         ("train extra", "unrecognized arguments: extra"),
         ("train --model.conv", "model.conv must be malleable, conv25d, depth_aware or null, got nothing"),
+        ("train --train.keep null", "train.keep must be a whole number, got null"),
+        ("train --model.invalid=null", "model.invalid must be same, uniform or ignore, got null"),
         ("train --train.lr --train.steps 3", "train.lr must be a number, got nothing"),
         ("train --train 5", "--train: there is no file 5"),
         ("train --train '{lrr: 3}'", "unknown setting 'train.lrr', did you mean 'train.lr'?"),

@@ -314,6 +314,17 @@ def test_a_checkpoint_is_read_once_on_resume(data: Path, whole: Path, monkeypatc
     assert read == [whole / "checkpoints/step-00000006.pt"]
 
 
+def test_an_error_of_the_machine_is_not_taken_for_a_damaged_checkpoint(
+    data: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.optim.SGD, "load_state_dict", fail)
+    with pytest.raises(torch.OutOfMemoryError, match="^CUDA out of memory"):
+        restored(whole, data)
+
+
 def test_other_classes_do_not_go_on_with_a_run(whole: Path) -> None:
     folder = RunFolder(whole, Fabric(accelerator="cpu", devices=1))
     with pytest.raises(ValueError, match="the classes were 11 and are 2 others now"):

@@ -28,6 +28,7 @@ FOLDER = "checkpoints"
 BEST = "best.pt"
 _NAME = re.compile(r"step-(\d+)\.pt")
 _FORMAT = 1
+_MISFIT = (ValueError, TypeError, LookupError, AttributeError)  # RuntimeErrors, as without memory, are the machine's
 _PARTS: dict[str, tuple[type, ...]] = {
     "config": (dict,),
     "step": (int,),
@@ -161,14 +162,15 @@ def newest_good(
     """Read the newest checkpoint of ``folder`` that is good, the best one if no numbered one is; None without any.
 
     Args:
-        use: is called with each that can be read; one that it raises with will not do either.
+        use: is called with each that can be read; one that it calls unfit, say by a ValueError, will not do either.
         step: leave out later ones.
     """
     for path in all_checkpoints(folder, step):
         try:
             with _damage_named(path):
                 checkpoint = _parsed(path)
-                if use is not None:
+            if use is not None:
+                with _damage_named(path, _MISFIT):
                     use(checkpoint)
         except ValueError as error:
             warnings.warn(f"{error}; using the one before it", stacklevel=2)
@@ -186,11 +188,11 @@ def check_finite(weights: Mapping[str, Tensor], where: object) -> None:
 
 
 @contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    """Turn whatever is raised in here into a ValueError of one line that names ``path``."""
+def _damage_named(path: Path, kinds: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+    """Turn errors of ``kinds``, by default of any that a damaged file may cause, into a ValueError that names ``path``."""
     try:
         yield
-    except Exception as error:  # of any kind: a damaged file may break anything that reads it
+    except kinds as error:
         reason = " ".join(str(error).split())
         if isinstance(error, ValueError) and reason.startswith(str(path)):
             raise

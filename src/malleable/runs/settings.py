@@ -146,11 +146,12 @@ def require_known(settings: Mapping[str, Any], types: Mapping[str, Any], prefix:
         if key not in types:
             raise _unknown(name, [f"{prefix}{known}" for known in flat(types)])
         kind = types[key]
+        null = value is None or (value == "null" and kind not in (str, Path))  # a name or a path can be that
         if is_dataclass(kind):
             if not isinstance(value, dict):
                 raise UsageError(f"{name} must hold settings by name, got {value!r}")
             require_known(value, _field_types(kind), f"{name}.")
-        elif value is None and kind is not Any and type(None) not in get_args(kind):
+        elif null and kind is not Any and type(None) not in get_args(kind):
             raise UsageError(_wrong(name, kind, "null"))
 
 

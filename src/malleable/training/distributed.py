@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
 from typing import Any, Literal
 
@@ -54,17 +53,6 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     """Have what is random in a step, dropout that is, follow from the seed, the step and the process alone."""
     (state,) = np.random.SeedSequence((seed, 2, step, rank)).generate_state(1, np.uint64)  # 0 and 1 belong to the data
     torch.manual_seed(int(state))
-
-
-def versions() -> dict[str, str]:
-    """Give the versions of the packages that a run's numbers depend on."""
-    found = {}
-    for name in ("malleable", "torch", "torchvision", "timm", "lightning-fabric", "numpy"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:  # run from its sources
-            continue
-    return found
 
 
 class Stopped(Exception):

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import nn
+from torch import Tensor, nn
 
+from malleable import __version__
 from malleable.data import SampleDataset
 from malleable.models.parameters import parameter_groups
 from malleable.runs.checkpoint import Checkpoint
 from malleable.runs.config import Config, TrainConfig, build_network
-from malleable.training.distributed import seed_step, versions
+from malleable.training.distributed import seed_step
+
+_PACKAGES = ("torch", "torchvision", "timm", "lightning-fabric", "numpy")  # a run's numbers depend on them
 
 
 class State:
@@ -90,14 +95,16 @@ class State:
                 "optimizer": self.optimizer.state_dict(),
                 "precision": self.fabric.strategy.precision.state_dict(),
             },
-            versions=versions(),
+            versions={"malleable": __version__, **{name: version(name) for name in _PACKAGES}},
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from ``checkpoint``; raises if it does not fit, and another one may be restored then."""
-        self.net.load_state_dict(checkpoint.model)
-        if self.ema is not None:
-            self.ema.load_state_dict(checkpoint.ema or checkpoint.model)
+        for net, weights in ((self.net, checkpoint.model), (self.ema, checkpoint.ema or checkpoint.model)):
+            if net is not None:
+                if _shapes(weights) != _shapes(net.state_dict()):  # load_state_dict's error could also be the machine's
+                    raise ValueError("its weights are not those of this network")
+                net.load_state_dict(weights)
         self.optimizer.load_state_dict(checkpoint.training["optimizer"])
         for parameter, state in self.optimizer.state.items():
             momentum = state["momentum_buffer"]
@@ -105,6 +112,10 @@ class State:
                 raise ValueError("the optimiser's state does not fit the weights or is not finite")
         self.fabric.strategy.precision.load_state_dict(checkpoint.training["precision"])
         self.step = checkpoint.step
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in weights.items()}
 
 
 def suit_norms(net: nn.Module, fabric: Fabric, recipe: TrainConfig) -> nn.Module:
