@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,15 +17,20 @@ DEPTH_UNITS = {"m": 1.0, "mm": 1e-3, "0.1mm": 1e-4, "1/5000m": 1 / 5000}
 _LEAST, _MOST = {"width": 1, "height": 1, "fx": 1e-3, "fy": 1e-3}, 1e6
 
 
+def metres_per_count(unit: str | float) -> float:
+    """Read a depth unit: a name in ``DEPTH_UNITS`` or a positive number."""
+    try:
+        metres = DEPTH_UNITS[unit] if unit in DEPTH_UNITS else float(unit)
+    except ValueError:
+        metres = 0.0
+    if not 0 < metres < math.inf:
+        raise ValueError(f"unit must be metres per count or one of {', '.join(DEPTH_UNITS)}, got {unit!r}")
+    return metres
+
+
 def to_metres(raw: Tensor, unit: str | float) -> Tensor:
-    """Depth counts of any dtype as float32 metres. ``unit``: a name in ``DEPTH_UNITS`` or metres per count."""
-    if isinstance(unit, str):
-        if unit not in DEPTH_UNITS:
-            raise ValueError(f"unit must be metres per count or one of {', '.join(DEPTH_UNITS)}, got {unit!r}")
-        unit = DEPTH_UNITS[unit]
-    if not unit > 0:
-        raise ValueError(f"unit must be a positive number of metres per count, got {unit}")
-    return raw.to(torch.float32) * unit
+    """Turn depth counts of any dtype into float32 metres. ``unit``: a name in ``DEPTH_UNITS`` or metres per count."""
+    return raw.to(torch.float32) * metres_per_count(unit)
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,15 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
+@contextmanager
+def error_in(path: Path) -> Iterator[None]:
+    """Put ``path`` before what a ValueError that is raised in here says."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object."""
     require_file(path)

@@ -55,10 +55,10 @@ def available_cores() -> int:
 
 @cache
 def console() -> Console:
-    """Where progress is shown: stderr. There is only one, so that bars do not overwrite each other."""
+    """Give the one console, on stderr, that progress is shown on, so that bars do not overwrite each other."""
     from rich.console import Console
 
-    return Console(stderr=True)
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 @contextmanager
@@ -120,18 +120,16 @@ class Progress:
 
         self.total, self.batch_size, self.shown = total, batch_size, shown
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-        self._bar = Bar(*columns, console=console()) if shown and console().is_terminal else None
-        self._task = self._bar.add_task("", total=total, completed=start) if self._bar else None
+        self._bar = Bar(*columns, console=console(), disable=not (shown and console().is_terminal))
+        self._task = self._bar.add_task("", total=total, completed=start)
         self.restart()
 
     def __enter__(self) -> Progress:
-        if self._bar:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar:
-            self._bar.stop()
+        self._bar.stop()
 
     def restart(self) -> None:
         """Measure loss and speed anew."""
@@ -147,26 +145,21 @@ class Progress:
 
     def advance(self, step: int, loss: float) -> None:
         self._losses.append(loss)
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=step)
+        self._bar.update(self._task, completed=step)
 
     def report(self, step: int, lr: float) -> dict[str, float]:
         """Mean loss and speed since the last report, shown and returned."""
         seconds = (time.perf_counter() - self._since) / len(self._losses)
         loss, speed = sum(self._losses) / len(self._losses), self.batch_size / seconds
         text = f"loss {loss:.4f}  lr {lr:.2e}  {speed:.1f} images/s"
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, description=text)
-        else:
-            self.say(
-                f"step {step}/{self.total}  {text}  {timedelta(seconds=round(seconds * (self.total - step)))} left"
-            )
+        self._bar.update(self._task, description=text)
+        if self._bar.disable:
+            left = timedelta(seconds=round(seconds * (self.total - step)))
+            self.say(f"step {step}/{self.total}  {text}  {left} left")
         self.restart()
         return {"loss": loss, "lr": lr, "images_per_second": speed}
 
     def say(self, text: str) -> None:
-        """A line that stays."""
-        if self._bar:
-            self._bar.console.print(text, highlight=False, markup=False)
-        elif self.shown:
-            print(text, file=sys.stderr, flush=True)
+        """Print a line that stays."""
+        if self.shown:
+            console().print(text, soft_wrap=True)

@@ -321,7 +321,7 @@ def test_an_error_of_the_machine_is_not_taken_for_a_damaged_checkpoint(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch.optim.SGD, "load_state_dict", fail)
-    with pytest.raises(torch.OutOfMemoryError, match="^CUDA out of memory"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory"):
         restored(whole, data)
 
 

@@ -13,7 +13,7 @@ from malleable.data.image_files import read_counts, read_indices, read_rgb
 from malleable.data.palette import Colour
 from malleable.data.sample import Sample, SampleDataset
 from malleable.data.tv_tensors import IGNORE
-from malleable.files import read_json
+from malleable.files import error_in, read_json
 
 SPLITS = ("train", "val", "test")
 
@@ -73,8 +73,7 @@ class Cityscapes(SampleDataset):
         image = read_rgb(self._path("leftImg8bit", id, "leftImg8bit.png"))
         size = (image.shape[1], image.shape[2])
         camera, baseline = _read_camera(self._path("camera", id, "camera.json"), size)
-        disparity = self._path("disparity", id, "disparity.png")
-        counts = read_counts(disparity)
+        counts = read_counts(self._path("disparity", id, "disparity.png"))
         label = self._label(self._path("gtFine", id, "gtFine_labelIds.png"), size)
         for name, found in (("disparity", tuple(counts.shape)), ("label", tuple(label.shape))):
             if found != size:
@@ -107,7 +106,5 @@ def _read_camera(path: Path, size: tuple[int, int]) -> tuple[Camera, float]:
         raise ValueError(f"{path} must hold intrinsic fx, fy, u0, v0 and extrinsic baseline ({error!r})") from error
     if not baseline > 0:
         raise ValueError(f"{path}: baseline must be positive metres, got {baseline}")
-    try:
+    with error_in(path):
         return Camera(fx, fy, cx, cy, size), baseline
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error

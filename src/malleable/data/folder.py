@@ -19,7 +19,7 @@ from malleable.data.image_files import read_counts, read_indices, read_metres, r
 from malleable.data.palette import Colour, check_palette, default_palette
 from malleable.data.sample import Sample, SampleDataset
 from malleable.data.tv_tensors import IGNORE
-from malleable.files import read_json, require_file
+from malleable.files import error_in, read_json, require_file
 
 IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg")
 
@@ -54,10 +54,8 @@ class Description:
         if not path.exists():
             raise FileNotFoundError(f"{path} is missing; docs/data.md shows what a data set's folder holds")
         entries = read_json(path)
-        try:
+        with error_in(path):
             return cls.of(entries, default_name=path.parent.name)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
 
     @classmethod
     def of(cls, entries: Mapping[str, Any], default_name: str) -> Description:
@@ -178,10 +176,8 @@ class FolderDataset(SampleDataset):
 def read_camera(path: Path) -> Camera:
     """The camera in a JSON file of width, height, fx, fy, cx, cy."""
     entries = read_json(path)
-    try:
+    with error_in(path):
         return Camera.from_dict(entries)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def read_depth(path: Path, size: tuple[int, ...], metres_per_count: float, invalid: int = 0) -> Tensor:

@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from malleable.camera import DEPTH_UNITS, Camera
+from malleable.camera import Camera, metres_per_count
 from malleable.data.folder import IMAGE_SUFFIXES, Description, FolderDataset, read_camera, read_depth
 from malleable.data.image_files import read_rgb
 from malleable.data.open import open_dataset
 from malleable.data.sample import Sample
 from malleable.data.tv_tensors import IGNORE
+from malleable.files import error_in
 
 _BESIDE = "_depth"
 """x.jpg and x_depth.png in one folder belong together."""
@@ -45,18 +46,6 @@ class Flags:
     fx: float | None = None
     fy: float | None = None
 
-    def metres_per_count(self) -> float | None:
-        """What ``unit`` stands for; None if it was not given."""
-        if self.unit is None:
-            return None
-        try:
-            value = DEPTH_UNITS.get(self.unit) or float(self.unit)
-        except ValueError:
-            value = 0.0
-        if not 0 < value < float("inf"):
-            raise ValueError(f"unit must be metres per count or one of {', '.join(DEPTH_UNITS)}, got {self.unit!r}")
-        return value
-
     def camera_of(self, size: tuple[int, int], known: Camera | None) -> Camera | None:
         """The camera of an image of ``size``: ``known`` with what the flags say instead; None if nobody knows."""
         if self.camera is not None:
@@ -80,11 +69,15 @@ def find_items(inputs: Sequence[str], split: str | None, flags: Flags) -> list[I
     """Everything in ``inputs``, in order. Names, not pixels: nothing but ``dataset.json`` is read yet."""
     if not inputs:
         raise ValueError("inputs must name at least one image, folder or data set")
-    flags.metres_per_count()
+    if flags.unit is not None:
+        metres_per_count(flags.unit)
     if split is not None:
         if len(inputs) > 1 or flags != Flags():
             raise ValueError("split takes one data set, and the data set says its depth unit and camera itself")
-        return _split_items(inputs[0], split)
+        data = open_dataset(inputs[0], split, strict=False)
+        if isinstance(data, FolderDataset):
+            data.labelled = False  # labels are not needed, so they may be missing
+        return [Item(id, partial(data.__getitem__, index)) for index, id in enumerate(data.ids)]
     items = [item for name in inputs for item in _items(Path(name), flags)]
     if flags.depth is not None and flags.depth.is_file() and len(items) > 1:
         raise ValueError(
@@ -99,13 +92,6 @@ def find_items(inputs: Sequence[str], split: str | None, flags: Flags) -> list[I
 def _centered(fx: float, fy: float, size: tuple[int, int]) -> Camera:
     """A camera that looks through the middle of the image."""
     return Camera(fx, fy, (size[1] - 1) / 2, (size[0] - 1) / 2, size)
-
-
-def _split_items(source: str, split: str) -> list[Item]:
-    data = open_dataset(source, split, strict=False)
-    if isinstance(data, FolderDataset):
-        data.labelled = False  # labels are not needed, so they may be missing
-    return [Item(id, partial(data.__getitem__, index)) for index, id in enumerate(data.ids)]
 
 
 def _items(path: Path, flags: Flags) -> Iterator[Item]:
@@ -141,11 +127,9 @@ def _existing(stem: Path) -> Path:
 def _read(image: Path, depth: Path, camera: Path, id: str, flags: Flags, description: Description | None) -> Sample:
     pixels = read_rgb(image)
     size = (pixels.shape[1], pixels.shape[2])
-    known = description.camera if description is not None else None
-    try:
-        found = flags.camera_of(size, read_camera(camera) if os.path.exists(camera) else known)
-    except ValueError as error:
-        raise ValueError(f"{image}: {error}") from error
+    with error_in(image):
+        known = read_camera(camera) if os.path.exists(camera) else description.camera if description else None
+        found = flags.camera_of(size, known)
     metres = torch.zeros(size)
     if os.path.exists(depth) or flags.depth is not None:
         if found is None:
@@ -159,10 +143,9 @@ def _depth(path: Path, size: tuple[int, int], flags: Flags, description: Descrip
     suffix = path.suffix.lower()
     if suffix not in _DEPTH_SUFFIXES:
         raise ValueError(f"{path} is no depth file; save depth as a 16-bit grey PNG or, in metres, as .npy")
-    unit = flags.metres_per_count()
     if suffix == ".npy":
-        return read_depth(path, size, unit or 1.0)
-    unit = unit or (description.metres_per_count if description is not None else None)
+        return read_depth(path, size, metres_per_count(flags.unit or 1.0))
+    unit = flags.unit or (description.metres_per_count if description else None)
     if unit is None:
         raise ValueError(f"{path} has no unit; add --unit mm (or m, 0.1mm, 1/5000m, or metres per count)")
-    return read_depth(path, size, unit, description.invalid_depth if description is not None else 0)
+    return read_depth(path, size, metres_per_count(unit), description.invalid_depth if description else 0)

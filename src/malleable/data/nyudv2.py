@@ -125,9 +125,8 @@ class _Reader:
         raw = self.labels[index].T
         if raw.max() >= len(self.class_of):
             raise ValueError(f"image {index}: label {raw.max()} has no name; the file has {len(self.class_of) - 1}")
-        depth = np.where(np.isfinite(depth) & (depth > 0), depth, 0)[None]
         label = torch.from_numpy(self.class_of[raw])
-        return Sample(torch.from_numpy(image), torch.from_numpy(depth), label, self.camera, _id(index))
+        return Sample(torch.from_numpy(image), torch.from_numpy(depth)[None], label, self.camera, _id(index))
 
 
 def _array(mat: Any, name: str, kind: str) -> Any:

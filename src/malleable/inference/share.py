@@ -15,6 +15,26 @@ CARD = "README.md"
 FILES = (WEIGHTS, CONFIG, CARD)
 """All that is ever shared."""
 
+_CARD = """---
+library_name: malleable
+pipeline_tag: image-segmentation
+tags: [rgb-d, semantic-segmentation]
+---
+
+# RGB-D scene parsing with malleable
+
+DeepLabv3+ for {count} classes: {classes}.{learned}
+
+| setting | value |
+|---|---|
+{settings}
+
+```sh
+malleable pull hf://OWNER/NAME model
+malleable predict model image.png --depth depth.png --unit mm --focal 525 --out labels
+```
+"""
+
 
 def share(trained: Trained, folder: Path, overwrite: bool = False) -> None:
     """Write a network's files into ``folder``, all of them or none."""
@@ -56,28 +76,11 @@ def card(trained: Trained) -> str:
     rows = [f"| {name} | {_literal(value)} |" for name, value in sorted(trained.net.settings.items())]
     learned = f" It was trained on {_literal(trained.dataset)}" if trained.dataset else ""
     learned += f" for {trained.step} steps." if learned and trained.step is not None else "." if learned else ""
-    return "\n".join(
-        [
-            "---",
-            "library_name: malleable",
-            "pipeline_tag: image-segmentation",
-            "tags: [rgb-d, semantic-segmentation]",
-            "---",
-            "",
-            "# RGB-D scene parsing with malleable",
-            "",
-            f"DeepLabv3+ for {len(trained.classes)} classes: {', '.join(map(_literal, trained.classes))}.{learned}",
-            "",
-            "| setting | value |",
-            "|---|---|",
-            *rows,
-            "",
-            "```sh",
-            "malleable pull hf://OWNER/NAME model",
-            "malleable predict model image.png --depth depth.png --unit mm --focal 525 --out labels",
-            "```",
-            "",
-        ]
+    return _CARD.format(
+        count=len(trained.classes),
+        classes=", ".join(map(_literal, trained.classes)),
+        learned=learned,
+        settings="\n".join(rows),
     )
 
 

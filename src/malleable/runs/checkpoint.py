@@ -189,7 +189,7 @@ def check_finite(weights: Mapping[str, Tensor], where: object) -> None:
 
 @contextmanager
 def _damage_named(path: Path, kinds: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
-    """Turn errors of ``kinds``, by default of any that a damaged file may cause, into a ValueError that names ``path``."""
+    """Turn errors of ``kinds`` into a ValueError that names ``path``; a damaged file may cause any kind."""
     try:
         yield
     except kinds as error:
