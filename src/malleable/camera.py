@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 DEPTH_UNITS = {"m": 1.0, "mm": 1e-3, "0.1mm": 1e-4, "1/5000m": 1 / 5000}
-"""Metres per count of the depth encodings in common use (the last one is TUM RGB-D's)."""
+"""One count is so many metres in the depth encodings in common use (the last one is TUM RGB-D's)."""
 
 # In pixels; what a file says beyond these is no camera's.
 _LEAST, _MOST = {"width": 1, "height": 1, "fx": 1e-3, "fy": 1e-3}, 1e6
@@ -35,7 +35,7 @@ def to_metres(raw: Tensor, unit: str | float) -> Tensor:
 
 @dataclass(frozen=True)
 class Camera:
-    """Focal lengths and principal point in pixels of an image of ``size`` (height, width).
+    """Holds focal lengths and principal point, in pixels of an image of ``size`` (height, width).
 
     Pixel centers lie on whole numbers: (0, 0) is the center of the first pixel.
     """
@@ -56,11 +56,11 @@ class Camera:
 
     @property
     def focal(self) -> float:
-        """The one focal length that Eq. 1 needs: the mean of fx and fy."""
+        """Give the one focal length that Eq. 1 needs: the mean of fx and fy."""
         return (self.fx + self.fy) / 2
 
     def resize(self, size: Sequence[int]) -> Camera:
-        """The camera of the image resized to ``size`` (height, width); the two factors may differ."""
+        """Give the camera of the image resized to ``size`` (height, width); the two factors may differ."""
         height, width = size
         vertical, horizontal = height / self.size[0], width / self.size[1]
         return Camera(
@@ -72,28 +72,28 @@ class Camera:
         )
 
     def scale(self, vertical: float, horizontal: float | None = None) -> Camera:
-        """The camera of the image resized by factors, sizes rounded to whole pixels."""
+        """Give the camera of the image resized by factors, sizes rounded to whole pixels."""
         horizontal = vertical if horizontal is None else horizontal
         return self.resize((round(self.size[0] * vertical), round(self.size[1] * horizontal)))
 
     def crop(self, top: int, left: int, height: int, width: int) -> Camera:
-        """The camera of the window of ``height`` × ``width`` pixels whose first pixel is (``top``, ``left``)."""
+        """Give the camera of the window of ``height`` × ``width`` pixels whose first pixel is (``top``, ``left``)."""
         return replace(self, cx=self.cx - left, cy=self.cy - top, size=(height, width))
 
     def pad(self, left: int, top: int, right: int, bottom: int) -> Camera:
-        """The camera of the image with a border added on each side."""
+        """Give the camera of the image with a border added on each side."""
         return self.crop(-top, -left, self.size[0] + top + bottom, self.size[1] + left + right)
 
     def hflip(self) -> Camera:
-        """The camera of the image mirrored left to right."""
+        """Give the camera of the image mirrored left to right."""
         return replace(self, cx=self.size[1] - 1 - self.cx)
 
     def vflip(self) -> Camera:
-        """The camera of the image mirrored top to bottom."""
+        """Give the camera of the image mirrored top to bottom."""
         return replace(self, cy=self.size[0] - 1 - self.cy)
 
     def back_project(self, depth: Tensor) -> Tensor:
-        """Depth (H, W) in metres → points (3, H, W): x to the right, y down, z away from the camera."""
+        """Turn depth (H, W) in metres into points (3, H, W): x to the right, y down, z away from the camera."""
         if tuple(depth.shape) != tuple(self.size):
             raise ValueError(f"depth must have the camera's size {tuple(self.size)}, got {tuple(depth.shape)}")
         y = torch.arange(depth.shape[0], dtype=depth.dtype, device=depth.device).view(-1, 1)
@@ -102,7 +102,7 @@ class Camera:
 
     @classmethod
     def from_dict(cls, entries: Mapping[str, object]) -> Camera:
-        """A camera from ``width, height, fx, fy, cx, cy``, as the data layout's JSON files write it."""
+        """Make a camera of ``width, height, fx, fy, cx, cy``, as the data layout's JSON files write it."""
         numbers = {}
         for name in ("width", "height", "fx", "fy", "cx", "cy"):
             value: Any = entries.get(name)
@@ -115,7 +115,7 @@ class Camera:
         return cls(fx, fy, cx, cy, (int(numbers["height"]), int(numbers["width"])))
 
     def to_dict(self) -> dict[str, float]:
-        """What :meth:`from_dict` reads."""
+        """Give what :meth:`from_dict` reads."""
         height, width = self.size
         numbers = {name: float(getattr(self, name)) for name in ("fx", "fy", "cx", "cy")}
         return {"width": width, "height": height, **numbers}

@@ -45,7 +45,7 @@ def require_file(path: Path) -> None:
 
 @contextmanager
 def whole_path(path: Path, sync: bool = True) -> Iterator[Path]:
-    """A name beside ``path`` to write to, which becomes ``path`` once all its bytes are on the disk, or vanishes.
+    """Give a name beside ``path`` to write to, which becomes ``path`` once all its bytes are on the disk, or vanishes.
 
     Without ``sync`` the disk is not waited for: faster for many files, which a power cut may then leave empty.
     """
@@ -67,13 +67,13 @@ def whole_path(path: Path, sync: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def whole_file(path: Path, sync: bool = True) -> Iterator[IO[bytes]]:
-    """As :func:`whole_path`, but the file itself, open for writing."""
+    """Do as :func:`whole_path`, but give the file itself, open for writing."""
     with whole_path(path, sync) as part, open(part, "wb") as file:
         yield file
 
 
 def write_whole(path: Path, content: bytes, sync: bool = True) -> None:
-    """``content`` as the file ``path``; ``sync`` as for :func:`whole_path`."""
+    """Write ``content`` as the file ``path``; ``sync`` is that of :func:`whole_path`."""
     with whole_file(path, sync) as file:
         file.write(content)
 
@@ -91,7 +91,7 @@ def remove_partial(folder: Path, pattern: str = "**/*") -> list[Path]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Only one process at a time is in here with ``folder``; others wait.
+    """Let only one process at a time in here with ``folder``; others wait.
 
     The lock is a file in ``folder``, because on a network file system machines see each other's locks of files, but
     not of folders. It ends with the process that holds it, however that ends.
@@ -105,7 +105,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """``folder``, made if need be, is this process's alone while it is in here; others are told whose it is, and fail.
+    """Keep ``folder``, made if need be, for this process alone meanwhile; others are told whose it is, and fail.
 
     Empty folders that were made for it go with it.
     """
@@ -148,7 +148,7 @@ def _acquired(folder: Path, timeout: float) -> BaseFileLock:
 
 
 def _holder(folder: Path) -> str:
-    """What the process that holds ``folder`` wrote about itself."""
+    """Read what the process that holds ``folder`` wrote about itself."""
     try:
         return (folder / HOLDER).read_text(encoding="utf-8", errors="replace").strip() or "another process"
     except OSError:
@@ -175,7 +175,7 @@ def error_in(path: Path) -> Iterator[None]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object."""
+    """Read a JSON object."""
     require_file(path)
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EVERY = 5.0
-"""Seconds between two lines of progress where there is no terminal."""
+"""So many seconds pass between two lines of progress where there is no terminal."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 def parallel_map(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
-    """``function`` of every item, in order, a few items ahead of the reader.
+    """Apply ``function`` to every item, in order, a few items ahead of the reader.
 
     Threads, because the decoders of images run outside of Python's lock. Ends early, and promptly, on an error.
     """
@@ -49,7 +49,7 @@ def parallel_map(function: Callable[[T], R], items: Iterable[T], workers: int) -
 
 
 def available_cores() -> int:
-    """The cores this process may use."""
+    """Count the cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -97,7 +97,7 @@ def showing(what: str, total: int | None = None) -> Iterator[Callable[[], None]]
 
 
 def with_progress(results: Iterable[R], total: int, what: str) -> Iterator[R]:
-    """``results`` unchanged, with progress as :func:`showing` gives it."""
+    """Pass ``results`` on unchanged, with progress as :func:`showing` gives it."""
     with showing(what, total) as advance:
         for result in results:
             yield result
@@ -105,7 +105,7 @@ def with_progress(results: Iterable[R], total: int, what: str) -> Iterator[R]:
 
 
 class Progress:
-    """How far a run has come: a bar on a terminal, a line at every report elsewhere. Both go to stderr.
+    """Shows how far a run has come: a bar on a terminal, a line at every report elsewhere. Both go to stderr.
 
     Args:
         total: steps of the run.
@@ -138,7 +138,7 @@ class Progress:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is done in here does not count as training time."""
+        """Do not count what is done in here as training time."""
         began = time.perf_counter()
         yield
         self._since += time.perf_counter() - began
@@ -148,7 +148,7 @@ class Progress:
         self._bar.update(self._task, completed=step)
 
     def report(self, step: int, lr: float) -> dict[str, float]:
-        """Mean loss and speed since the last report, shown and returned."""
+        """Show and return the mean loss and speed since the last report."""
         seconds = (time.perf_counter() - self._since) / len(self._losses)
         loss, speed = sum(self._losses) / len(self._losses), self.batch_size / seconds
         text = f"loss {loss:.4f}  lr {lr:.2e}  {speed:.1f} images/s"

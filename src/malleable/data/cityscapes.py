@@ -18,7 +18,7 @@ from malleable.files import error_in, read_json
 SPLITS = ("train", "val", "test")
 
 FARTHEST = 300.0
-"""Metres. Beyond it a disparity is below two pixels and says little more than "far": such depth is invalid."""
+"""Beyond these metres a disparity is below two pixels and says little more than "far": such depth is invalid."""
 
 # Train id in order: name, colour, the label id in the annotation files.
 _CLASSES: tuple[tuple[str, Colour, int], ...] = (
@@ -45,7 +45,7 @@ _CLASSES: tuple[tuple[str, Colour, int], ...] = (
 
 
 class Cityscapes(SampleDataset):
-    """One split (``train``, ``val`` or ``test``) with fine annotations and depth from disparity.
+    """Reads one split (``train``, ``val`` or ``test``) with fine annotations and depth from disparity.
 
     The set was recorded with two rigs of different baseline and focal length: each image's own camera file is used.
     The test split has no public labels; they are 255 there unless its annotation files are in the tree.
@@ -90,7 +90,7 @@ class Cityscapes(SampleDataset):
 
 
 def depth_of_disparity(counts: Tensor, baseline: float, fx: float) -> Tensor:
-    """Metres from 16-bit counts p: disparity (p − 1) / 256, depth baseline · fx / disparity; 0 where unknown or far."""
+    """Turn 16-bit counts p into metres, baseline · fx / disparity of (p − 1) / 256; 0 where it is unknown or far."""
     disparity = (counts.to(torch.float32) - 1) / 256
     known = disparity * FARTHEST >= baseline * fx  # also false for p = 0 (no match) and p = 1 (no disparity)
     return torch.where(known, baseline * fx / torch.where(known, disparity, 1.0), 0.0)

@@ -30,7 +30,7 @@ _NOT_IN_A_LINE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]
 _NEAREST_MEDIAN, _FARTHEST_MEDIAN = 0.02, 1000.0
 
 MOST_COUNTS = 65535
-"""Of a 16-bit depth file."""
+"""A 16-bit depth file holds no larger number."""
 
 # Units in which a median within these bounds can be written.
 _FINEST, _COARSEST = _NEAREST_MEDIAN / MOST_COUNTS, _FARTHEST_MEDIAN
@@ -38,7 +38,7 @@ _FINEST, _COARSEST = _NEAREST_MEDIAN / MOST_COUNTS, _FARTHEST_MEDIAN
 
 @dataclass(frozen=True)
 class Description:
-    """What ``dataset.json`` says."""
+    """Holds what ``dataset.json`` says."""
 
     name: str
     classes: tuple[str, ...]
@@ -50,7 +50,7 @@ class Description:
 
     @classmethod
     def read(cls, path: Path) -> Description:
-        """The description in a file."""
+        """Read the description in a file."""
         if not path.exists():
             raise FileNotFoundError(f"{path} is missing; docs/data.md shows what a data set's folder holds")
         entries = read_json(path)
@@ -59,7 +59,7 @@ class Description:
 
     @classmethod
     def of(cls, entries: Mapping[str, Any], default_name: str) -> Description:
-        """What dataset.json holds, checked."""
+        """Check what dataset.json holds, and make a description of it."""
         classes = entries.get("classes")
         if not isinstance(classes, list) or not classes or not all(isinstance(c, str) for c in classes):
             raise ValueError(f"'classes' must be a list of names, got {classes!r}")
@@ -95,7 +95,7 @@ class Description:
 
 
 class FolderDataset(SampleDataset):
-    """One split of a data set in the layout of docs/data.md.
+    """Reads one split of a data set in the layout of docs/data.md.
 
     Args:
         root: the folder that holds ``dataset.json``.
@@ -174,14 +174,14 @@ class FolderDataset(SampleDataset):
 
 
 def read_camera(path: Path) -> Camera:
-    """The camera in a JSON file of width, height, fx, fy, cx, cy."""
+    """Read the camera in a JSON file of width, height, fx, fy, cx, cy."""
     entries = read_json(path)
     with error_in(path):
         return Camera.from_dict(entries)
 
 
 def read_depth(path: Path, size: tuple[int, ...], metres_per_count: float, invalid: int = 0) -> Tensor:
-    """(H, W) float32 metres, 0 where the file says ``invalid``. ``size`` is that of the image it belongs to.
+    """Read depth (H, W) in float32 metres, 0 where the file says ``invalid``. ``size`` is that of its image.
 
     The file is a 16-bit PNG, or a ``.npy`` of floating point numbers, of which "one count" is 1.
     """
@@ -201,7 +201,7 @@ def read_depth(path: Path, size: tuple[int, ...], metres_per_count: float, inval
 
 
 def split_names(root: Path) -> list[str]:
-    """The splits of a data set's folder, sorted."""
+    """List the splits of a data set's folder, sorted."""
     return sorted(path.stem for path in (root / "splits").glob("*.txt"))
 
 

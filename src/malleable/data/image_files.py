@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 
 
 def read_pixels(path: Path, colour: bool = False) -> tuple[Array, str]:
-    """The pixels of a PNG or JPEG file as they are, or as ``colour``, and the Pillow mode they have in the file."""
+    """Read the pixels of a PNG or JPEG file as they are, or as ``colour``, and the Pillow mode they have in it."""
     require_file(path)
     try:
         with Image.open(path, formats=("PNG", "JPEG")) as image:  # some other formats start programs
@@ -38,7 +38,7 @@ def read_pixels(path: Path, colour: bool = False) -> tuple[Array, str]:
 
 
 def read_rgb(path: Path) -> Tensor:
-    """(3, H, W) uint8."""
+    """Read a colour image, (3, H, W) uint8."""
     pixels, mode = read_pixels(path, colour=True)
     if pixels.ndim != 3:
         raise ValueError(f"{path} is a {mode} image; colour images must have 8 bits per channel")
@@ -46,7 +46,7 @@ def read_rgb(path: Path) -> Tensor:
 
 
 def read_counts(path: Path) -> Tensor:
-    """(H, W) int32 from a 16-bit grey image: depth or disparity."""
+    """Read depth or disparity, (H, W) int32, from a 16-bit grey image."""
     pixels, mode = read_pixels(path)
     if path.suffix.lower() in (".jpg", ".jpeg"):
         raise ValueError(
@@ -62,7 +62,7 @@ def read_counts(path: Path) -> Tensor:
 
 
 def read_metres(path: Path) -> Tensor:
-    """(H, W) float32 from a ``.npy`` of shape (H, W) or (1, H, W): depth in metres, 0 where it is not a depth."""
+    """Read depth in metres, (H, W) float32, 0 where it is none, from a ``.npy`` of shape (H, W) or (1, H, W)."""
     require_file(path)
     try:
         array: Array = np.load(path, allow_pickle=False)
@@ -81,7 +81,7 @@ def read_metres(path: Path) -> Tensor:
 
 
 def read_indices(path: Path) -> Array:
-    """(H, W) uint8 from an 8-bit grey or palette image: class indices."""
+    """Read class indices, (H, W) uint8, from an 8-bit grey or palette image."""
     pixels, mode = read_pixels(path)
     if mode not in ("L", "P"):
         raise ValueError(f"{path} is a {mode} image; labels must be 8-bit grey or palette images of class indices")
@@ -89,6 +89,6 @@ def read_indices(path: Path) -> Array:
 
 
 def write_png(pixels: Array, path: Path) -> None:
-    """An (H, W) uint8 or uint16 or (H, W, 3) uint8 array as PNG, complete or not there at all."""
+    """Write an (H, W) uint8 or uint16 or (H, W, 3) uint8 array as PNG, whole or not at all."""
     with whole_file(path, sync=False) as file:
         Image.fromarray(pixels).save(file, format="PNG")

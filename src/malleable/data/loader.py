@@ -18,14 +18,14 @@ from malleable.data.sample import Batch, Sample, SampleDataset, collate
 
 
 class Draw(NamedTuple):
-    """One sample of one step: its place in the data set and the seed of its augmentation."""
+    """Says which sample a step takes: its place in the data set and the seed of its augmentation."""
 
     item: int
     seed: int
 
 
 class StepSampler(Sampler[list[Draw]]):
-    """The draws of one process, a list for each step from ``start_step`` to ``steps`` − 1.
+    """Gives the draws of one process, a list for each step from ``start_step`` to ``steps`` − 1.
 
     Args:
         length: of the data set.
@@ -67,7 +67,7 @@ class StepSampler(Sampler[list[Draw]]):
             yield self.draws(step)
 
     def draws(self, step: int) -> list[Draw]:
-        """What this process draws in ``step``."""
+        """Give what this process draws in ``step``."""
         own = self.batch_size // self.world_size
         first = step * self.batch_size + self.rank * own
         return [self._draw(position) for position in range(first, first + own)]
@@ -81,7 +81,7 @@ class StepSampler(Sampler[list[Draw]]):
 
 
 class DrawnDataset(Dataset[Sample]):
-    """A data set indexed by :class:`Draw`: the sample, transformed with the randomness of the draw's seed.
+    """Gives the sample of a :class:`Draw`, transformed with the randomness of the draw's seed.
 
     The seed reaches every transform that draws from torch, as torchvision's do. torch's own state is left as it was.
     """
@@ -109,7 +109,7 @@ def step_loader(
     world_size: int = 1,
     pin_memory: bool = False,
 ) -> DataLoader[Batch]:
-    """The batches of steps ``start_step`` … ``steps`` − 1 for one process, in order.
+    """Load the batches of steps ``start_step`` … ``steps`` − 1 for one process, in order.
 
     Arguments as :class:`StepSampler`; ``transform`` turns a sample into one of fixed size, see ``train_transform``.
     It already shares the work between processes: keep Fabric from adding a distributed sampler

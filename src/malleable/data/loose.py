@@ -24,12 +24,12 @@ _BESIDE = "_depth"
 """x.jpg and x_depth.png in one folder belong together."""
 
 _DEPTH_SUFFIXES = (".png", ".npy", ".jpg", ".jpeg")
-"""Of depth files, the first that exists; JPEG only to be refused by its name."""
+"""The first of these that exists is the depth file; JPEG is there only to be refused by its name."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One image to come. ``id`` names what is written for it."""
+    """Loads one image when asked to. ``id`` names what is written for it."""
 
     id: str
     load: Callable[[], Sample]
@@ -37,7 +37,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Flags:
-    """What the user says about depth and camera; it goes before what files say."""
+    """Holds what the user says about depth and camera; it goes before what files say."""
 
     depth: Path | None = None
     unit: str | None = None
@@ -47,7 +47,7 @@ class Flags:
     fy: float | None = None
 
     def camera_of(self, size: tuple[int, int], known: Camera | None) -> Camera | None:
-        """The camera of an image of ``size``: ``known`` with what the flags say instead; None if nobody knows."""
+        """Give the camera of an image of ``size``: ``known``, but for what the flags say; None if nobody knows."""
         if self.camera is not None:
             known = read_camera(self.camera)
         fx, fy = (self.focal if given is None else given for given in (self.fx, self.fy))
@@ -66,7 +66,7 @@ class Flags:
 
 
 def find_items(inputs: Sequence[str], split: str | None, flags: Flags) -> list[Item]:
-    """Everything in ``inputs``, in order. Names, not pixels: nothing but ``dataset.json`` is read yet."""
+    """Find all images in ``inputs``, in order, by their names: nothing but ``dataset.json`` is read yet."""
     if not inputs:
         raise ValueError("inputs must name at least one image, folder or data set")
     if flags.unit is not None:
@@ -90,7 +90,7 @@ def find_items(inputs: Sequence[str], split: str | None, flags: Flags) -> list[I
 
 
 def _centered(fx: float, fy: float, size: tuple[int, int]) -> Camera:
-    """A camera that looks through the middle of the image."""
+    """Make a camera that looks through the middle of the image."""
     return Camera(fx, fy, (size[1] - 1) / 2, (size[0] - 1) / 2, size)
 
 
@@ -119,7 +119,7 @@ def _items(path: Path, flags: Flags) -> Iterator[Item]:
 
 
 def _existing(stem: Path) -> Path:
-    """The depth file ``stem`` with the suffix that it has, .png if there is none."""
+    """Find the depth file ``stem`` with the suffix that it has, .png if there is none."""
     files = [stem.with_name(stem.name + suffix) for suffix in _DEPTH_SUFFIXES]
     return next((file for file in files if os.path.exists(file)), files[0])  # a name may be too long
 

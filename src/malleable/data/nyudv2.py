@@ -31,17 +31,17 @@ def _facts() -> dict[str, Any]:
 
 
 def classes() -> tuple[str, ...]:
-    """The 40 classes in their usual order."""
+    """List the 40 classes in their usual order."""
     return tuple(_facts()["classes"])
 
 
 def raw_to_class() -> dict[str, int]:
-    """Raw class name → index of one of the 40 classes, for all 894 names."""
+    """Map each of the 894 raw class names to the index of one of the 40 classes."""
     return {raw: index for index, names in enumerate(_facts()["classes"].values()) for raw in names.split(", ")}
 
 
 def splits() -> dict[str, list[int]]:
-    """The standard split as 0-based image numbers: 795 to train, 654 to test."""
+    """Give the standard split as 0-based image numbers: 795 to train, 654 to test."""
     train: list[int] = []
     for part in _facts()["train"].split(","):
         first, _, last = part.partition("-")
@@ -51,7 +51,7 @@ def splits() -> dict[str, list[int]]:
 
 
 def camera() -> Camera:
-    """Of the colour images, 640 × 480."""
+    """Give the camera of the colour images, 640 × 480."""
     return Camera.from_dict(_facts()["camera"])
 
 
@@ -93,7 +93,7 @@ def _id(index: int) -> str:
 
 
 class _Reader:
-    """Samples of the open file. MATLAB stores columns first: an H × W × N array shows here as (N, W, H)."""
+    """Reads samples of the open file. MATLAB stores columns first: an H × W × N array shows here as (N, W, H)."""
 
     def __init__(self, mat: Any, depth: Literal["filled", "raw"]) -> None:
         missing = [name for name in ("images", "labels", "names", DEPTHS[depth]) if mat.get(name, getlink=True) is None]
@@ -130,7 +130,7 @@ class _Reader:
 
 
 def _array(mat: Any, name: str, kind: str) -> Any:
-    """The data set ``name`` of the open file, with data of ``kind`` (as in NumPy's ``dtype.str``) in this very file."""
+    """Give the array ``name`` if its data is of ``kind``, as in NumPy's ``dtype.str``, and in this very file."""
     import h5py
 
     if not isinstance(mat.get(name, getlink=True), h5py.HardLink):
@@ -148,7 +148,7 @@ def _array(mat: Any, name: str, kind: str) -> Any:
 
 
 def _names(mat: Any) -> list[str]:
-    """Of the raw classes: references to arrays of 16-bit characters."""
+    """Read the names of the raw classes, which are references to arrays of 16-bit characters."""
     import h5py
 
     references = _array(mat, "names", "O")
@@ -166,7 +166,7 @@ def _names(mat: Any) -> list[str]:
 
 
 def _class_table(names: Sequence[str]) -> Any:
-    """Raw label 0 (unlabelled) … len(names) → class index."""
+    """Give the class index of each raw label from 0 (unlabelled) to len(names)."""
     known = raw_to_class()
     unknown = [name for name in names if name not in known]
     if unknown:

@@ -11,11 +11,11 @@ from malleable.data.sample import SampleDataset
 from malleable.data.synthetic import SyntheticScenes, World
 
 _SYNTHETIC = {"train": (0, 1000), "val": (1, 200), "test": (2, 200)}
-"""Seed and length of each split of a synthetic world."""
+"""Each split of a synthetic world has this seed and length."""
 
 
 def open_dataset(source: str | Path, split: str, *, strict: bool = True) -> SampleDataset:
-    """A split of whatever ``source`` is: ``"rooms"``, ``"streets"``, a folder with dataset.json, or Cityscapes' tree.
+    """Open a split of ``source``: ``"rooms"``, ``"streets"``, a folder with dataset.json, or Cityscapes' tree.
 
     A folder in the working directory goes before a world of the same name. ``strict`` as for ``FolderDataset``.
     """
@@ -29,7 +29,7 @@ def open_dataset(source: str | Path, split: str, *, strict: bool = True) -> Samp
 
 
 def splits_of(source: str | Path) -> list[str]:
-    """The names of all splits of ``source``."""
+    """List the names of all splits of ``source``."""
     root = Path(source)
     if _is_world(source):
         return list(_SYNTHETIC)

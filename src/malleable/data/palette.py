@@ -10,7 +10,7 @@ Colour = tuple[int, int, int]
 
 
 def default_palette(classes: int) -> tuple[Colour, ...]:
-    """One colour per class: hues by the golden angle, lightness and saturation in turn, so neighbours differ."""
+    """Give each class a colour: hues by the golden angle, lightness and saturation in turn, so neighbours differ."""
     colours = []
     for index in range(classes):
         hue, lightness, saturation = index * 0.618034 % 1, (0.45, 0.65, 0.32)[index % 3], (0.75, 0.5)[index // 3 % 2]
@@ -19,7 +19,7 @@ def default_palette(classes: int) -> tuple[Colour, ...]:
 
 
 def check_palette(palette: object, classes: int) -> tuple[Colour, ...]:
-    """``palette`` as read from a file, if it is one (red, green, blue) of 0..255 per class."""
+    """Give ``palette`` as read from a file; raise unless it is one (red, green, blue) of 0..255 per class."""
     if not isinstance(palette, Sequence) or len(palette) != classes:
         raise ValueError(f"'palette' must have one colour for each of the {classes} classes, got {palette!r}")
     for colour in palette:

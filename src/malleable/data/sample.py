@@ -20,7 +20,7 @@ from malleable.data.tv_tensors import Depth, Label
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One image and all that belongs to it. torchvision v2 transforms take it whole and return a Sample.
+    """Holds an image and all that belongs to it. torchvision v2 transforms take it whole and return a Sample.
 
     Plain tensors are wrapped, so that transforms know which is which. NumPy arrays are copied into tensors.
 
@@ -59,7 +59,7 @@ class Sample:
             )
 
     def _tensor(self, name: str) -> Tensor:
-        """The part ``name`` as a tensor; of an array floats become float32, and integers but uint8 int64."""
+        """Give the part ``name`` as a tensor; of an array floats become float32, and integers but uint8 int64."""
         part: Any = getattr(self, name)
         if isinstance(part, np.ndarray):
             kind = {"f": np.float32, "i": np.int64, "u": np.int64}.get(part.dtype.kind, part.dtype)
@@ -81,7 +81,7 @@ pytree.register_pytree_node(Sample, lambda s: ([s.image, s.depth, s.label, s.cam
 
 
 class SampleDataset(Dataset[Sample]):
-    """A data set of samples.
+    """Gives samples by their index.
 
     ``classes`` are names, ``palette`` one (red, green, blue) of 0..255 per class, ``ids`` name the samples in order.
     """
@@ -99,7 +99,7 @@ class SampleDataset(Dataset[Sample]):
 
 
 class Batch(NamedTuple):
-    """What a network and a loss are given.
+    """Holds what a network and a loss are given.
 
     ``focal``, the mean of fx and fy, belongs to the image as it is here, after all transforms.
     """
@@ -112,7 +112,7 @@ class Batch(NamedTuple):
 
 
 def collate(samples: Sequence[Sample]) -> Batch:
-    """Samples of one size as a batch of plain tensors."""
+    """Make a batch of plain tensors from samples of one size."""
     sizes = {tuple(sample.camera.size) for sample in samples}
     if len(sizes) != 1:
         ids = ", ".join(sample.id for sample in samples)

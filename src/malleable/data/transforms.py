@@ -11,14 +11,14 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of ImageNet, what pretrained backbones were trained with; per channel, of values 0..1."""
+"""Pretrained backbones were trained with these of ImageNet; they are per channel, of values 0..1."""
 
 SCALES = (0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
-"""The paper's (section 4)."""
+"""The paper trains with these (section 4)."""
 
 
 class RandomScale(v2.Transform):  # type: ignore[misc]
-    """Resize by one of ``scales``, each as likely as the others. Sizes are rounded to whole pixels."""
+    """Resizes by one of ``scales``, each as likely as the others. Sizes are rounded to whole pixels."""
 
     def __init__(self, scales: Sequence[float] = SCALES) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class RandomScale(v2.Transform):  # type: ignore[misc]
 def train_transform(
     crop: tuple[int, int] = (480, 480), scales: Sequence[float] = SCALES, flip: float = 0.5
 ) -> v2.Transform:
-    """Random scale, random crop, horizontal flip, ImageNet normalisation (paper, section 4).
+    """Scale and crop at random, flip, and normalise as for ImageNet (paper, section 4).
 
     The paper crops 480 × 480 from NYUDv2 and 800 × 800 from Cityscapes. Where the scaled image is smaller than
     ``crop`` (height, width) the border is grey, without depth, and ignored.
@@ -55,5 +55,5 @@ def train_transform(
 
 
 def eval_transform() -> v2.Transform:
-    """ImageNet normalisation and nothing else: uint8 0..255 → float32 with mean 0 and deviation 1 per channel."""
+    """Only normalise as for ImageNet: uint8 0..255 becomes float32 with mean 0 and deviation 1 per channel."""
     return v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])

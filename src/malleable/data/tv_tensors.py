@@ -21,19 +21,19 @@ from torchvision.transforms.v2 import functional as F
 from malleable.camera import Camera
 
 IGNORE = 255
-"""The label of a pixel that counts neither in the loss nor in a metric."""
+"""A pixel with this label counts neither in the loss nor in a score."""
 
 
 class Depth(tv_tensors.Mask):  # type: ignore[misc]
-    """(1, H, W) float32 metres, 0 where unknown. Borders that a transform adds are unknown."""
+    """Holds (1, H, W) float32 metres, 0 where unknown. Borders that a transform adds are unknown."""
 
 
 class Label(tv_tensors.Mask):  # type: ignore[misc]
-    """(H, W) int64 class indices, 255 where unknown. Borders that a transform adds are unknown."""
+    """Holds (H, W) int64 class indices, 255 where unknown. Borders that a transform adds are unknown."""
 
 
 class Intrinsics(tv_tensors.TVTensor):  # type: ignore[misc]
-    """A :class:`Camera` while it travels through a transform: (6,) fx, fy, cx, cy, height, width."""
+    """Stands for a :class:`Camera` inside a transform: (6,) fx, fy, cx, cy, height, width."""
 
     @classmethod
     def of(cls, camera: Camera) -> Intrinsics:
@@ -42,7 +42,7 @@ class Intrinsics(tv_tensors.TVTensor):  # type: ignore[misc]
 
 
 def to_camera(intrinsics: Tensor) -> Camera:
-    """The camera that :meth:`Intrinsics.of` was made from."""
+    """Make the camera again that :meth:`Intrinsics.of` was given."""
     fx, fy, cx, cy, height, width = intrinsics.tolist()
     return Camera(fx, fy, cx, cy, (int(height), int(width)))
 
@@ -57,7 +57,7 @@ pytree.register_pytree_node(Camera, lambda camera: ([Intrinsics.of(camera)], Non
 
 
 def nearest(old: int, new: int, device: torch.device | None = None) -> Tensor:
-    """(new,) the source pixel of each pixel when ``old`` pixels become ``new``; ties go right. Exact, in integers."""
+    """Give the source pixels (new,) when ``old`` pixels become ``new``, exactly, in integers; ties go right."""
     return (2 * torch.arange(new, device=device) + 1) * old // (2 * new)
 
 

@@ -21,7 +21,7 @@ from malleable.data.tv_tensors import IGNORE
 from malleable.files import read_json, remove_partial, write_whole
 
 METRES_PER_COUNT = 1 / 5000
-"""Reaches 13.1 m, past every indoor sensor, with steps of 0.2 mm: a tenth of a grid cell at 1 m and f = 519."""
+"""Files reach 13.1 m, past every indoor sensor, in steps of 0.2 mm: a tenth of a grid cell at 1 m and f = 519."""
 
 
 class FolderWriter:
@@ -80,11 +80,11 @@ class FolderWriter:
             (self.partial / kind).mkdir(exist_ok=True)
 
     def has(self, id: str) -> bool:
-        """Whether the sample was written before, in this run or an earlier one."""
+        """Tell whether the sample was written before, in this run or an earlier one."""
         return all((self.partial / kind / f"{id}.png").exists() for kind in ("images", "depth", "labels"))
 
     def write(self, sample: Sample) -> None:
-        """Add a sample with a uint8 image and an id of its own. Safe from several threads."""
+        """Add a sample with a uint8 image and an id of its own; several threads may do so at once."""
         check_id(sample.id, "sample id")
         if sample.id in self._written:
             raise ValueError(f"sample id {sample.id!r} was written before; give every sample an id of its own")
@@ -127,13 +127,13 @@ class FolderWriter:
         os.replace(self.partial, self.out)
 
     def _path(self, kind: str, id: str, suffix: str = ".png") -> Path:
-        """Of a sample's or a split's file; an id may name folders too."""
+        """Give the path of a sample's or a split's file, and make its folder; an id may name folders too."""
         path = self.partial / kind / f"{id}{suffix}"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
     def _counts(self, sample: Sample) -> Array:
-        """The depth in units of the file, 0 where it is not a positive number."""
+        """Give the depth in units of the file, 0 where it is not a positive number."""
         depth = sample.depth[0].double().numpy()
         depth = np.where(np.isfinite(depth) & (depth > 0), depth, 0)
         counts = np.rint(depth / self.metres_per_count)
@@ -147,6 +147,6 @@ class FolderWriter:
 
 
 def _round_up(number: float) -> float:
-    """To two digits."""
+    """Round up to two digits."""
     digit = 10.0 ** (math.floor(math.log10(number)) - 1)
     return math.ceil(number / digit) * digit

@@ -9,7 +9,7 @@ from malleable.data.tv_tensors import IGNORE
 
 
 class Confusion:
-    """Counts of pixels by true class (row) and predicted class (column). Pixels labelled 255 do not count.
+    """Counts pixels by true class (row) and predicted class (column). Pixels labelled 255 do not count.
 
     Whole numbers, so the sum over images or processes is exact and does not depend on their order.
     """
@@ -36,32 +36,32 @@ class Confusion:
         self.counts += torch.bincount(truth * classes + guess, minlength=classes**2).view(classes, classes)
 
     def reduce(self) -> None:
-        """Add up the counts of all processes of the default group, if there is one. Exact."""
+        """Add up, exactly, the counts of all processes of the default group, if there is one."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(self.counts)
 
     @property
     def iou(self) -> Tensor:
-        """(C,) float64, 0..1: intersection over union; NaN for a class that is neither in labels nor predictions."""
+        """Give intersection over union, (C,) float64 of 0..1; NaN for a class in neither labels nor predictions."""
         hits = self.counts.diagonal().double()
         return hits / (self.counts.sum(0) + self.counts.sum(1) - hits)
 
     @property
     def accuracy(self) -> Tensor:
-        """(C,) float64, 0..1: the share of a class's pixels that were found; NaN for a class without pixels."""
+        """Give the share of each class's pixels that were found, (C,) float64; NaN for a class without pixels."""
         return self.counts.diagonal().double() / self.counts.sum(1)
 
     @property
     def miou(self) -> float:
-        """The mean of :attr:`iou` over the classes that have one."""
+        """Average :attr:`iou` over the classes that have one."""
         return float(self.iou.nanmean())
 
     @property
     def mean_accuracy(self) -> float:
-        """The mean of :attr:`accuracy` over the classes that have one."""
+        """Average :attr:`accuracy` over the classes that have one."""
         return float(self.accuracy.nanmean())
 
     @property
     def pixel_accuracy(self) -> float:
-        """The share of all labelled pixels that got their class."""
+        """Give the share of all labelled pixels that got their class."""
         return float(self.counts.diagonal().sum().double() / self.counts.sum())

@@ -17,12 +17,12 @@ from malleable.runs.checkpoint import FOLDER, check_finite, read_checkpoint
 from malleable.runs.config import Config, build_network
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-"""What a folder that was shared holds; ``malleable.inference.share`` writes it."""
+"""A folder that was shared holds these; ``malleable.inference.share`` writes them."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A network in eval mode and what its answers mean.
+    """Holds a network in eval mode and what its answers mean.
 
     ``dataset`` and ``step`` say what it learned from and for how long, as far as that is known. ``config`` is that of
     its run, and ``run`` the run's folder, None if it does not lie in one.

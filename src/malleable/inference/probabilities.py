@@ -18,7 +18,7 @@ from malleable.runs.scores import Protocol
 
 @torch.no_grad()
 def probabilities(net: nn.Module, sample: Sample, protocol: Protocol | None = None) -> Tensor:
-    """(C, H, W) float32: softmax of ``net``'s logits at the size of ``sample``, averaged over scales and flips.
+    """Average the softmax of ``net``'s logits over scales and flips: (C, H, W) float32 at the size of ``sample``.
 
     ``net`` is called as ``net(image, depth=..., focal=...)`` on the device of its parameters, in the mode it is in.
     """
@@ -42,7 +42,7 @@ def probabilities(net: nn.Module, sample: Sample, protocol: Protocol | None = No
 
 
 def _view(sample: Sample, scale: float, mirrored: bool) -> Batch:
-    """The sample rescaled as in training, camera and all: the image mixed, depth taken from the nearest pixel."""
+    """Rescale the sample as in training, camera and all: the image is mixed, depth taken from the nearest pixel."""
     size = [max(1, round(length * scale)) for length in sample.camera.size]
     if tuple(size) != sample.camera.size:
         sample = v2.Resize(size)(sample)
@@ -52,7 +52,7 @@ def _view(sample: Sample, scale: float, mirrored: bool) -> Batch:
 
 
 def _logits(net: nn.Module, batch: Batch, protocol: Protocol) -> Tensor:
-    """(1, C, H, W) float32 at the batch's size; where windows overlap, the mean of theirs."""
+    """Give logits (1, C, H, W) in float32 at the batch's size; where windows overlap, the mean of theirs."""
     height, width = batch.image.shape[-2:]
     if protocol.window is None:
         return _run(net, batch, slice(0, height), slice(0, width))
@@ -72,7 +72,7 @@ def _logits(net: nn.Module, batch: Batch, protocol: Protocol) -> Tensor:
 
 
 def _windows(length: int, window: int, overlap: float) -> Iterator[slice]:
-    """Windows evenly from border to border; one, as long as the image, if that is shorter than a window."""
+    """Space windows evenly from border to border; there is one, as long as the image, if that is shorter."""
     room = length - window
     if room <= 0:
         yield slice(0, length)
@@ -84,7 +84,7 @@ def _windows(length: int, window: int, overlap: float) -> Iterator[slice]:
 
 
 def _run(net: nn.Module, batch: Batch, rows: slice, columns: slice) -> Tensor:
-    """Logits of a window. Cropping moves the principal point only, so the focal length stays."""
+    """Run the network on a window. Cropping moves the principal point only, so the focal length stays."""
     image, depth = batch.image[..., rows, columns], batch.depth[..., rows, columns]
     logits: Tensor = net(image.contiguous(), depth=depth.contiguous(), focal=batch.focal).float()
     if logits.shape[-2:] != image.shape[-2:]:

@@ -13,7 +13,7 @@ from malleable.inference.load import CONFIG, WEIGHTS, Trained
 HUB = "hf://"
 CARD = "README.md"
 FILES = (WEIGHTS, CONFIG, CARD)
-"""All that is ever shared."""
+"""Nothing else is ever shared."""
 
 _CARD = """---
 library_name: malleable

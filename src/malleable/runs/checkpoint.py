@@ -44,7 +44,7 @@ _PARTS: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run at one step.
+    """Holds a run at one step.
 
     model, ema: state dicts of the network and of the moving average of its weights; ema is None if there is none.
     training: state of optimiser, schedule, precision and random numbers, for resuming.

@@ -39,7 +39,7 @@ _HARMLESS = {
     "data": ("workers",),
     "train": ("checkpoint_every", "validate_every", "validate_last", "log_every", "keep"),
 }
-"""What may change in the middle of a run without changing what it learns."""
+"""These may change in the middle of a run without changing what it learns."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -67,7 +67,7 @@ def _on_first(method: Callable[Concatenate[RunFolder, P], T]) -> Callable[Concat
 
 
 class RunFolder:
-    """The folder of a run that is being made, which nobody else may write to meanwhile.
+    """Keeps the folder of a run that is being made, which nobody else may write to meanwhile.
 
     All processes call the same methods in the same order; the first one alone works on the files.
 

@@ -24,7 +24,7 @@ _VALIDATION, _IOU, _FIELD = "val/", "val/iou/", "receptive_field/"
 
 @dataclass(frozen=True)
 class ReceptiveField:
-    """What a malleable layer has learned: ``centers`` (K + 2), ``temperature`` and ``scales`` (K)."""
+    """Holds what a malleable layer has learned: ``centers`` (K + 2), ``temperature`` and ``scales`` (K)."""
 
     centers: tuple[float, ...]
     temperature: float
@@ -35,7 +35,7 @@ class ReceptiveField:
         return cls(tuple(layer.centers.tolist()), layer.temperature.item(), tuple(layer.scales.tolist()))
 
     def columns(self, layer: str) -> dict[str, float]:
-        """The numbers by the names that files give them."""
+        """Give the numbers by the names that files give them."""
         return {
             **{f"{layer}/center_{k}": value for k, value in enumerate(self.centers)},
             f"{layer}/temperature": self.temperature,
@@ -44,7 +44,7 @@ class ReceptiveField:
 
     @classmethod
     def by_layer(cls, columns: Mapping[str, float]) -> dict[str, ReceptiveField]:
-        """The receptive fields whose :meth:`columns` these are; a layer of which any number is missing is left out."""
+        """Make the receptive fields whose :meth:`columns` these are; a layer without all its numbers is left out."""
         layers: dict[str, dict[str, float]] = {}
         for name, value in columns.items():
             layer, _, part = name.rpartition("/")
@@ -62,7 +62,7 @@ class ReceptiveField:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured after ``step``: of training, of a validation, or of both.
+    """Holds what was measured after ``step``: of training, of a validation, or of both.
 
     Args:
         training: of loss, lr, images_per_second and gradient_norm those that are known.
@@ -82,7 +82,7 @@ class Row:
         return self.scores.get("miou")
 
     def columns(self) -> dict[str, float]:
-        """The finite numbers by the names that the file gives them; JSON has no word for NaN."""
+        """Give the finite numbers by the names that the file gives them; JSON has no word for NaN."""
         fields = {
             f"{_FIELD}{name}": value
             for layer, learned in self.receptive_fields.items()
@@ -107,7 +107,7 @@ class Row:
 
 
 class Log:
-    """Rows to metrics.jsonl and TensorBoard, images to TensorBoard. One process of a run keeps it.
+    """Writes rows to metrics.jsonl and TensorBoard, images to TensorBoard. One process of a run keeps it.
 
     Args:
         folder: of the run. Rows after ``start`` were written by steps that are about to be made again, and go.

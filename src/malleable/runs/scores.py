@@ -15,14 +15,14 @@ from malleable.files import read_json
 RESULTS = "results.json"
 
 SCORES = {"miou": "mIoU", "pixel_accuracy": "pixel accuracy", "mean_accuracy": "mean accuracy"}
-"""The scores of a labelling → what tables call them."""
+"""Tables call the scores of a labelling so."""
 
 _REMARKS = {"nyudv2-half": "half-size, 8-bit-recovered depth"}
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How an image is shown to a network.
+    """Says how an image is shown to a network.
 
     Args:
         scales: factors on the image's size. The camera is rescaled with the image.
@@ -56,7 +56,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Scores:
-    """How good a network is, in percent (NaN where it was not measured), and all one must know to compare it.
+    """Says how good a network is, in percent (NaN where not measured), and all one must know to compare it.
 
     Args:
         iou, accuracy: by class; None for a class absent from labels and predictions, or from labels.
@@ -78,7 +78,7 @@ class Scores:
 
     @property
     def setting(self) -> str:
-        """What the network was measured on, and how; scores of one setting may be compared."""
+        """Say what the network was measured on, and how; scores of one setting may be compared."""
         remark = f" ({_REMARKS[self.dataset]})" if self.dataset in _REMARKS else ""
         return f"{self.dataset} {self.split}{remark}, {self.protocol}"
 

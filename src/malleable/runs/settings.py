@@ -14,10 +14,10 @@ from textwrap import shorten
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 _BASE = "base"
-"""The key of a YAML file that names the file it builds on, relative to its own folder."""
+"""This key of a YAML file names the file it builds on, relative to its own folder."""
 
 _MOST_NODES = 10_000
-"""Values and sections of a file, aliases written out; those of a few lines can stand for millions."""
+"""No file may hold more values and sections, aliases written out: a few lines can stand for millions."""
 
 _OWN = ("-h", "--help", "--print_config")
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge")}
@@ -33,11 +33,11 @@ _MANY = {int: "whole numbers", float: "numbers"}
 
 
 class UsageError(ValueError):
-    """The command was called wrongly."""
+    """Says that the command was called wrongly."""
 
 
 def resolve(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
-    """The words of a command line as jsonargparse reads them: all settings as one ``--config``, then what has no flag.
+    """Bring a command line into jsonargparse's words: all settings as one ``--config``, then what has no flag.
 
     A file counts as its settings and those it builds on, ``--json`` as ``--json true``, ``--size 9 9`` as
     ``--size [9,9]``, and where a command takes a list of things without a flag, they are that list. What is said
@@ -87,7 +87,7 @@ def _is_flag(word: str) -> bool:
 
 
 def _take(left: deque[str], kind: Any) -> str | None:
-    """The value of an option of type ``kind``, off the words that are ``left``."""
+    """Take the value of an option of type ``kind`` off the words that are ``left``."""
     if kind is bool:
         return left.popleft() if left and left[0] in ("true", "false") else "true"
     lists = [option for option in (kind, *get_args(kind)) if get_origin(option) is tuple]  # tuple or tuple | None
@@ -110,7 +110,7 @@ def _is_number(text: str) -> bool:
 
 
 def read_settings(path: Path, option: str = "--config", above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The settings of a YAML file over those of its ``base``. Nothing in the files is executed.
+    """Read the settings of a YAML file over those of its ``base``. Nothing in the files is executed.
 
     Args:
         option: that names the file, for errors.
@@ -156,7 +156,7 @@ def require_known(settings: Mapping[str, Any], types: Mapping[str, Any], prefix:
 
 
 def explained(error: Exception, types: Mapping[str, Any]) -> UsageError:
-    """What jsonargparse finds wrong, in one line: the setting, what it takes and what it got."""
+    """Say what jsonargparse finds wrong in one line: the setting, what it takes and what it got."""
     message = " ".join(str(error).split())
     found = re.match(r'Parser key "([^"]+)":.* value: ?(.*)', message) or re.match(
         r"argument (?:--)?([^ :]+): expected()", message
@@ -168,7 +168,7 @@ def explained(error: Exception, types: Mapping[str, Any]) -> UsageError:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The question whether another name was meant, empty if none is like ``name``."""
+    """Ask whether another name was meant; empty if none is like ``name``."""
     known = list(known)
     begun = [other for other in known if name and other.startswith(name.lower())]
     found = begun or get_close_matches(name.lower(), known, n=1)
@@ -176,7 +176,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def flat(types: Mapping[str, Any]) -> dict[str, Any]:
-    """Option → its type, those of a dataclass after it: ``train``, ``train.lr``, …"""
+    """Give each option its type, those of a dataclass after it: ``train``, ``train.lr``, …"""
     result = {}
     for name, kind in types.items():
         if name != "return":
@@ -187,7 +187,7 @@ def flat(types: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of ``over`` on top of ``base``, section by section."""
+    """Lay the settings of ``over`` on top of ``base``, section by section."""
     result = dict(base)
     for key, value in over.items():
         both = isinstance(value, dict) and isinstance(base.get(key), dict)
@@ -196,7 +196,7 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _load(text: str, source: str) -> dict[str, Any]:
-    """The settings of a YAML text of ``source``."""
+    """Load the settings of a YAML text of ``source``."""
     from jsonargparse import get_loader  # PyYAML's safe loader, with numbers such as 1e-4
 
     try:
@@ -245,7 +245,7 @@ def _field_types(kind: Any) -> dict[str, Any]:
 
 
 def _unknown(name: str, known: Iterable[str]) -> UsageError:
-    """An error with the name that is nearest, by initials or letters: train.lr for train.learning_rate."""
+    """Make an error with the name that is nearest, by initials or letters: train.lr for train.learning_rate."""
     known = list(known)
     ends = {option.rpartition(".")[2]: option for option in reversed(known)}
     plain = name.lower().replace("-", "_").strip("_")
@@ -269,7 +269,7 @@ def _wrong(name: str, kind: Any, value: str) -> str:
 
 
 def _alternatives(kind: Any) -> list[str]:
-    """What a setting of a type takes, in words."""
+    """Say in words what a setting of a type takes."""
     inner = get_args(kind)
     if get_origin(kind) is Literal:
         return list(map(str, inner))
@@ -282,7 +282,7 @@ def _alternatives(kind: Any) -> list[str]:
 
 
 def _choices(kind: Any) -> list[str]:
-    """The names that a setting of a type can be."""
+    """List the names that a setting of a type can be."""
     if get_origin(kind) is Literal:
         return [name for name in get_args(kind) if isinstance(name, str)]
     return [name for option in get_args(kind) for name in _choices(option)]

@@ -56,7 +56,7 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 
 
 class Stopped(Exception):
-    """Training was left, in all processes, because of the signal ``number``."""
+    """Says that training was left, in all processes, because of the signal ``number``."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ class Stopped(Exception):
 
 
 class Interruption:
-    """SIGINT and SIGTERM as a note that a loop reads when it suits; a second one ends the program at once."""
+    """Notes SIGINT and SIGTERM for a loop to read when it suits; a second one ends the program at once."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -88,7 +88,7 @@ class Interruption:
 
     @contextmanager
     def kept_from_children(self) -> Iterator[None]:
-        """Processes started in here never get these signals: terminals and schedulers send them to all of a program."""
+        """Keep these signals, which terminals and schedulers send to all, from processes started in here."""
         if not hasattr(signal, "pthread_sigmask"):  # Windows
             yield
             return

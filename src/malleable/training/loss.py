@@ -13,19 +13,19 @@ from malleable.runs.config import TrainConfig
 
 
 class CrossEntropy:
-    """Cross entropy; the loss of a batch is the mean over all its labelled pixels."""
+    """Takes cross entropy; the loss of a batch is the mean over all its labelled pixels."""
 
     def weight(self, label: Tensor) -> Tensor:
-        """label (N, H, W) → (N,): what the sum over images of :meth:`__call__` is to be divided by, in shares."""
+        """Give each image's share (N,) of what the sum of :meth:`__call__` over images is to be divided by."""
         return (label != IGNORE).sum((1, 2)).float()
 
     def __call__(self, logits: Tensor, label: Tensor) -> Tensor:
-        """logits (N, C, H, W), label (N, H, W) → (N,): the sum over each image's labelled pixels."""
+        """Sum over each image's labelled pixels: logits (N, C, H, W), label (N, H, W) → (N,)."""
         return _per_pixel(logits, label).sum((1, 2))
 
 
 class BootstrappedCrossEntropy:
-    """Cross entropy over the hard pixels only (Wu, Shen and van den Hengel, 2016).
+    """Takes cross entropy over the hard pixels only (Wu, Shen and van den Hengel, 2016).
 
     A pixel is hard if its class has a probability below ``threshold``. Where an image has fewer hard pixels than
     ``floor``, a share of its labelled ones, the hardest up to that number are taken. Each image is averaged over its
@@ -40,11 +40,11 @@ class BootstrappedCrossEntropy:
         self.threshold, self.floor = threshold, floor
 
     def weight(self, label: Tensor) -> Tensor:
-        """label (N, H, W) → (N,): 1 for an image with labelled pixels, 0 for one without."""
+        """Give 1 for an image with labelled pixels, 0 for one without: label (N, H, W) → (N,)."""
         return (label != IGNORE).any(2).any(1).float()
 
     def __call__(self, logits: Tensor, label: Tensor) -> Tensor:
-        """logits (N, C, H, W), label (N, H, W) → (N,): the mean over each image's hard pixels."""
+        """Average over each image's hard pixels: logits (N, C, H, W), label (N, H, W) → (N,)."""
         losses, labelled = _per_pixel(logits, label).flatten(1), (label != IGNORE).flatten(1)  # (N, H·W)
         ranked = torch.where(labelled, losses, -1.0).sort(dim=1, descending=True).values  # unlabelled pixels last
         hard = (ranked > -math.log(self.threshold)).sum(1)
@@ -65,5 +65,5 @@ def build_loss(config: TrainConfig) -> Loss:
 
 
 def _per_pixel(logits: Tensor, label: Tensor) -> Tensor:
-    """(N, H, W) in float32, 0 where unlabelled."""
+    """Give the loss of each pixel, (N, H, W) in float32, 0 where unlabelled."""
     return F.cross_entropy(logits.float(), label, ignore_index=IGNORE, reduction="none")

@@ -23,7 +23,7 @@ _PACKAGES = ("torch", "torchvision", "timm", "lightning-fabric", "numpy")  # a r
 
 
 class State:
-    """Network, moving average, optimiser and step.
+    """Holds network, moving average, optimiser and step.
 
     net: the network itself; ``model`` is what a training step calls, with devices and precision around it.
     ema: the moving average of the weights, or None.

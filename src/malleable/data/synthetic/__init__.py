@@ -20,7 +20,7 @@ World = Literal["rooms", "streets"]
 
 
 class SyntheticScenes(SampleDataset):
-    """Scenes of random layout, texture and light: ``"rooms"`` as a Kinect sees them, ``"streets"`` as a stereo rig.
+    """Draws random layouts, textures and lights: ``"rooms"`` as a Kinect sees them, ``"streets"`` as a stereo rig.
 
     All classes draw their colours from one distribution, so colour alone does not give the class. Sample ``index``
     depends on ``world``, ``size``, ``seed`` and ``index`` only: take another seed for a test set.
@@ -67,7 +67,7 @@ class SyntheticScenes(SampleDataset):
 
 
 def _expose(colour: Array, random: Random) -> Array:
-    """(H, W, 3) light of 0..1 → uint8 as a small camera gives it: exposure, white balance, gamma, noise."""
+    """Turn light (H, W, 3) of 0..1 into a small camera's uint8: exposure, white balance, gamma, noise."""
     balance = random.uniform(0.85, 1.15) * random.uniform(0.93, 1.07, 3)
     image = np.power((colour * balance).clip(0, 1), random.uniform(0.7, 1.1), dtype=np.float32)
     image += random.uniform(0.005, 0.025) * random.standard_normal(colour.shape, np.float32)

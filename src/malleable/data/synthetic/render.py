@@ -20,7 +20,7 @@ _CORNERS = np.array(np.meshgrid(*[(-1.0, 1.0)] * 3)).reshape(3, 8)
 
 
 class Material(NamedTuple):
-    """Two colours (red, green, blue of 0..1) mixed by a pattern of ``period`` metres along each face."""
+    """Mixes two colours (red, green, blue of 0..1) by a pattern of ``period`` metres along each face."""
 
     first: Array
     second: Array
@@ -33,7 +33,7 @@ PATTERNS = ("plain", "stripes", "checks", "blotches", "tiles", "bands")
 
 
 class Solid(NamedTuple):
-    """A shape inscribed in the box of half sizes ``half`` around ``center``, turned by ``yaw`` about the y axis.
+    """Fills the box of half sizes ``half`` around ``center`` with a shape, turned by ``yaw`` about the y axis.
 
     ``label`` is a class, or for an ``inside`` box (a room seen from within) those of its floor, ceiling and walls.
     """
@@ -48,7 +48,7 @@ class Solid(NamedTuple):
 
 
 class Patch(NamedTuple):
-    """The rows and columns that can show solid number ``solid``, and the least depth that it can have."""
+    """Says which rows and columns can show solid number ``solid``, and the least depth that it can have."""
 
     solid: int
     nearest: float
@@ -62,7 +62,7 @@ class Patch(NamedTuple):
 
 @dataclass
 class View:
-    """A pinhole camera in the world. ``pitch`` looks down when positive; angles in radians."""
+    """Places a pinhole camera in the world. ``pitch`` looks down when positive; angles are in radians."""
 
     size: tuple[int, int]
     focal: float
@@ -79,11 +79,11 @@ class View:
 
     @property
     def principal(self) -> tuple[float, float]:
-        """(cx, cy): the middle of the image."""
+        """Give (cx, cy), the middle of the image."""
         return (self.size[1] - 1) / 2, (self.size[0] - 1) / 2
 
     def rays(self) -> Array:
-        """(3, H, W) world directions of length 1 along the camera's axis, so that a ray's parameter is its depth."""
+        """Give world directions (3, H, W), 1 along the camera's axis, so that a ray's parameter is its depth."""
         height, width = self.size
         cx, cy = self.principal
         x = np.broadcast_to((np.arange(width) - cx) / self.focal, (height, width))
@@ -92,7 +92,7 @@ class View:
         return np.tensordot(self.rotation, camera, axes=1).astype(np.float32)
 
     def patches(self, solids: list[Solid]) -> list[Patch]:
-        """Where each solid that is not out of sight can show, the nearest first."""
+        """Find where each solid that is not out of sight can show, the nearest first."""
         half = np.array([solid.half for solid in solids])[:, :, None]
         offset = np.array([solid.center for solid in solids]) - np.array(self.position)
         yaw = np.array([solid.yaw for solid in solids])[:, None]
@@ -120,7 +120,7 @@ class View:
 
 
 class Rendering(NamedTuple):
-    """colour (H, W, 3) of 0..1, depth (H, W) metres with inf for the background, label (H, W) with −1 there."""
+    """Holds colour (H, W, 3) of 0..1, depth (H, W) in metres, inf for the background, and label (H, W), −1 there."""
 
     colour: Array
     depth: Array
@@ -128,7 +128,7 @@ class Rendering(NamedTuple):
 
 
 class Light(NamedTuple):
-    """A lamp at ``position``, which may be very far. ``ambient`` light of 0..1 comes from everywhere."""
+    """Shines from ``position``, which may be very far. ``ambient`` light of 0..1 comes from everywhere."""
 
     position: tuple[float, float, float]
     colour: Array
@@ -136,7 +136,7 @@ class Light(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """All there is to see. ``background`` (3,) or (H, W, 3) shows where there is no solid, and through ``haze``."""
+    """Holds all there is to see. ``background`` (3,) or (H, W, 3) shows between solids, and through ``haze``."""
 
     view: View
     solids: list[Solid]
@@ -146,7 +146,7 @@ class Scene(NamedTuple):
 
 
 def render(scene: Scene) -> Rendering:
-    """The scene as its view shows it, without the flaws of any sensor."""
+    """Render the scene as its view shows it, without the flaws of any sensor."""
     view, solids = scene.view, scene.solids
     patches = view.patches(solids)
     eye = np.array(view.position, np.float32)
@@ -178,7 +178,7 @@ def render(scene: Scene) -> Rendering:
 
 
 def _intersect(solid: Solid, origin: Array, direction: Array) -> tuple[Array, Array]:
-    """Where rays (3, ...) enter and leave ``solid``; enter ≥ leave for a miss."""
+    """Find where rays (3, ...) enter and leave ``solid``; enter ≥ leave for a miss."""
     x, y, z = origin[0] - solid.center[0], origin[1] - solid.center[1], origin[2] - solid.center[2]
     u, v, w = direction
     if solid.yaw != 0:
@@ -194,14 +194,14 @@ def _intersect(solid: Solid, origin: Array, direction: Array) -> tuple[Array, Ar
 
 
 def _slab(origin: Array, direction: Array, half: float) -> tuple[Array, Array]:
-    """Where lines are within ``half`` of 0 along one axis."""
+    """Find where lines are within ``half`` of 0 along one axis."""
     inverse = 1 / (direction + 1e-12)  # changes no direction but 0
     middle, reach = -origin * inverse, np.abs(inverse) * half
     return middle - reach, middle + reach
 
 
 def _ball(axes: list[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """Where lines are within 1 of 0 in the plane or space of ``axes`` (origin, direction)."""
+    """Find where lines are within 1 of 0 in the plane or space of ``axes`` (origin, direction)."""
     squared: Any = sum(d * d for _, d in axes) + 1e-12
     along: Any = sum(o * d for o, d in axes) / squared
     root = along * along - (sum(o * o for o, _ in axes) - 1) / squared
@@ -214,7 +214,7 @@ def _within(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Ar
 
 
 class _Surface:
-    """What is seen at each pixel: position on its solid, face, normal, label."""
+    """Says what is seen at each pixel: position on its solid, face, normal, label."""
 
     def __init__(self, solids: list[Solid], index: Array, point: Array) -> None:
         half = np.array([solid.half for solid in solids], np.float32).T[:, index]
@@ -247,7 +247,7 @@ class _Surface:
         return np.array(labels)[index, side], 3 * index + side, materials
 
     def albedo(self) -> Array:
-        """(H, W, 3) colours of 0..1."""
+        """Give the surface's own colours, (H, W, 3) of 0..1."""
         x, y, z = self.local
         u, v = np.where(self.face == 0, z, x), np.where(self.face == 1, z, y)
         table, which = self._materials, self.material
@@ -270,7 +270,7 @@ class _Surface:
 
 
 def _shade(surface: _Surface, casters: list[Solid], point: Array, light: Light) -> Array:
-    """(H, W, 3) light that falls on each pixel's surface."""
+    """Give the light, (H, W, 3), that falls on each pixel's surface."""
     to_light = np.array(light.position, np.float32)[:, None, None] - point
     cosine = (surface.normal * to_light).sum(axis=0) / np.sqrt((to_light * to_light).sum(axis=0))
     facing = cosine > 0

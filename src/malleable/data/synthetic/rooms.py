@@ -15,7 +15,7 @@ FOCAL = 519 / 640
 
 
 def layout(random: Random, size: tuple[int, int]) -> Scene:
-    """A random room with furniture, a camera and a lamp."""
+    """Lay out a random room with furniture, a camera and a lamp."""
     width, length, height = random.uniform(3.2, 6.5), random.uniform(4.0, 7.5), random.uniform(2.3, 3.0)
     view = View(
         size,
@@ -185,7 +185,7 @@ def _object(random: Random, at: tuple[float, float, float], size: float) -> list
 
 
 def _on_wall(random: Random, width: float, length: float, across: float) -> tuple[tuple[float, float], float]:
-    """A random place (x, z) on the back, left or right wall and the yaw of a thing that hangs there."""
+    """Choose a place (x, z) on the back, left or right wall and the yaw of a thing that hangs there."""
     side = random.integers(3)
     if side == 0:
         return (random.uniform(-0.5, 0.5) * (width - across), length), 0.0
@@ -203,7 +203,7 @@ def _picture(random: Random, width: float, length: float, height: float) -> list
 
 
 def _decal(random: Random, width: float, length: float, height: float) -> list[Solid]:
-    """A painted patch on a wall or a flat rug: looks like a thing of its own, is part of wall or floor."""
+    """Paint a patch on a wall or lay a flat rug: it looks like a thing of its own, but is part of wall or floor."""
     if random.random() < 0.5:
         rug = Thing((random.uniform(-0.2, 0.2) * width, 0.0, 0.6 * length), 0.0, FLOOR, random_material(random))
         rug.add("box", (0, 0.002, 0), (random.uniform(1.2, 2.4), 0.006, random.uniform(1.0, 2.0)))

@@ -20,7 +20,7 @@ assert len(_PATTERNS_UP_TO) == len(PATTERNS) - 1
 
 
 def random_material(random: Random, scale: float = 1.0) -> Material:
-    """A material that tells nothing of the class: every class draws from the same colours and patterns."""
+    """Draw a material that tells nothing of the class: every class draws from the same colours and patterns."""
     first = _random_colour(random)
     second = _random_colour(random) if random.random() < 0.4 else first * random.uniform(0.55, 0.9)
     pattern = int(np.searchsorted(_PATTERNS_UP_TO, random.random()))
@@ -36,7 +36,7 @@ def _random_colour(random: Random) -> Array:
 
 @dataclass
 class Thing:
-    """An object under construction: parts in its own frame (x across, y up from the floor, z to its back)."""
+    """Collects the parts of an object in its own frame (x across, y up from the floor, z to its back)."""
 
     at: tuple[float, float, float]  # where its frame's origin is in the world
     yaw: float
@@ -52,7 +52,7 @@ class Thing:
         material: Material | None = None,
         label: int | None = None,
     ) -> None:
-        """A part of full ``size`` (x, y, z) around ``center``."""
+        """Add a part of full ``size`` (x, y, z) around ``center``."""
         x, y, z = map(float, center)  # not NumPy's, which would turn every ray into float64
         c, s = math.cos(self.yaw), math.sin(self.yaw)
         at_x, at_y, at_z = map(float, self.at)
@@ -62,7 +62,7 @@ class Thing:
         self.parts.append(Solid(shape, world, half, self.yaw, own, self.material if material is None else material))
 
     def add_legs(self, width: float, depth: float, height: float, thick: float, shape: Shape) -> None:
-        """Four legs under a top of ``width`` × ``depth``."""
+        """Add four legs under a top of ``width`` × ``depth``."""
         for x in (-1, 1):
             for z in (-1, 1):
                 center = (x * (width - thick) / 2, height / 2, z * (depth - thick) / 2)
@@ -70,7 +70,7 @@ class Thing:
 
 
 class Floor:
-    """Which rectangles of the floor, along the x and z axes, are taken."""
+    """Knows which rectangles of the floor, along the x and z axes, are taken."""
 
     def __init__(self) -> None:
         self._taken: list[tuple[float, float, float, float]] = []

@@ -8,7 +8,7 @@ from malleable.data.image_files import Array
 
 
 def kinect(depth: Array, focal: float, random: np.random.Generator) -> Array:
-    """Structured light: noise grows with z², holes in the projector's shadow and along depth edges, 0.4 to 10 m."""
+    """Measure by structured light, from 0.4 to 10 m: noise grows with z², shadows and depth edges leave holes."""
     noise = 0.0012 + 0.0019 * np.square(np.minimum(depth, 10) - 0.4)  # metres, one standard deviation
     measured = depth + noise * random.standard_normal(depth.shape, np.float32)
     edge = _beside_edge(depth, 0.05) & (random.random(depth.shape, np.float32) < 0.4)
@@ -17,7 +17,7 @@ def kinect(depth: Array, focal: float, random: np.random.Generator) -> Array:
 
 
 def stereo(depth: Array, focal: float, width: int, random: np.random.Generator) -> Array:
-    """Matching of two images 0.21 m apart: noise constant in disparity, holes where one camera is blind, far invalid.
+    """Match two images 0.21 m apart: noise is constant in disparity; what one camera misses, or is far, is invalid.
 
     Accuracy is that of an image 2048 pixels wide, half a pixel, whatever ``width`` is rendered here.
     """
@@ -29,7 +29,7 @@ def stereo(depth: Array, focal: float, width: int, random: np.random.Generator) 
 
 
 def _hidden(disparity: Array) -> Array:
-    """Pixels of the left view that something nearer, to their right, covers in the right view."""
+    """Find the pixels of the left view that something nearer, to their right, covers in the right view."""
     place = np.arange(disparity.shape[1], dtype=np.float32) - disparity
     ahead = np.minimum.accumulate(place[:, ::-1], axis=1)[:, ::-1]
     covered = np.zeros(disparity.shape, bool)
@@ -38,7 +38,7 @@ def _hidden(disparity: Array) -> Array:
 
 
 def _beside_edge(depth: Array, part: float) -> Array:
-    """Pixels one of whose four neighbours differs by more than ``part`` of the depth."""
+    """Find the pixels one of whose four neighbours differs by more than ``part`` of the depth."""
     edge = np.zeros(depth.shape, bool)
     for axis in (0, 1):
         jump = np.abs(np.diff(depth, axis=axis)) > part * np.minimum(*_pairs(depth, axis))

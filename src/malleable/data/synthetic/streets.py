@@ -18,7 +18,7 @@ KERB = 0.15
 
 
 def layout(random: Random, size: tuple[int, int]) -> Scene:
-    """A random street along the z axis."""
+    """Lay out a random street along the z axis."""
     road, walk = random.uniform(6.0, 11.0), random.uniform(1.8, 4.5)
     view = View(
         size,
@@ -47,7 +47,7 @@ def layout(random: Random, size: tuple[int, int]) -> Scene:
 
 
 def _sky(random: Random, view: View) -> Array:
-    """(H, W, 3): from a bright horizon to a darker, bluer zenith, with clouds."""
+    """Paint the sky, (H, W, 3), from a bright horizon to a darker, bluer zenith, with clouds."""
     x, y, z = view.rays()
     up = (y / np.sqrt(x * x + y * y + z * z)).clip(0, 1)
     blue, bright = random.uniform(0, 0.35), random.uniform(0.6, 1.0)
@@ -63,7 +63,7 @@ def _sky(random: Random, view: View) -> Array:
 
 
 def _ground(random: Random, road: float, walk: float) -> list[Solid]:
-    """Grass far and wide, the road with its marks, a sidewalk on each side."""
+    """Lay grass far and wide, the road with its marks, and a sidewalk on each side."""
     grey = random.uniform(0.2, 0.5) * np.ones(3)
     asphalt = Material(grey, grey * random.uniform(0.8, 1.1), 3, (3.0, 7.0), (0.0, random.random()))
     thing = Thing((0.0, 0.0, FARTHEST / 2), 0.0, ROAD, asphalt)
@@ -85,7 +85,7 @@ def _plain(grey: float) -> Material:
 
 
 def _houses(random: Random, side: int, edge: float) -> list[Solid]:
-    """A row of houses from near to far, with gaps closed by garden walls and trees."""
+    """Build a row of houses from near to far, with gaps closed by garden walls and trees."""
     solids: list[Solid] = []
     z = random.uniform(-6, 2)
     while z < FARTHEST:
@@ -112,7 +112,7 @@ def _houses(random: Random, side: int, edge: float) -> list[Solid]:
 
 
 def _beside(random: Random, floor: Floor, side: int, edge: float, walk: float) -> list[Solid]:
-    """Trees, hedges, poles and signs on a sidewalk."""
+    """Put trees, hedges, poles and signs on a sidewalk."""
     solids: list[Solid] = []
     for _ in range(random.integers(4, 12)):
         # More of them near: what is far is a pixel wide.
