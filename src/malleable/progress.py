@@ -107,11 +107,7 @@ def with_progress(results: Iterable[R], total: int, what: str) -> Iterator[R]:
 class Progress:
     """Shows how far a run has come: a bar on a terminal, a line at every report elsewhere. Both go to stderr.
 
-    Args:
-        total: steps of the run.
-        start: steps made before.
-        batch_size: images in a step.
-        shown: False in all processes but one.
+    ``start`` of the ``total`` steps were made before. ``shown`` is False in all processes but one.
     """
 
     def __init__(self, total: int, start: int, batch_size: int, shown: bool) -> None:

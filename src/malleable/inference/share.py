@@ -73,15 +73,11 @@ def _write(trained: Trained, folder: Path) -> None:
 
 def card(trained: Trained) -> str:
     """Write the model card: what the network is, what it learned from, how to use it."""
-    rows = [f"| {name} | {_literal(value)} |" for name, value in sorted(trained.net.settings.items())]
+    settings = [f"| {name} | {_literal(value)} |" for name, value in sorted(trained.net.settings.items())]
     learned = f" It was trained on {_literal(trained.dataset)}" if trained.dataset else ""
     learned += f" for {trained.step} steps." if learned and trained.step is not None else "." if learned else ""
-    return _CARD.format(
-        count=len(trained.classes),
-        classes=", ".join(map(_literal, trained.classes)),
-        learned=learned,
-        settings="\n".join(rows),
-    )
+    classes = ", ".join(map(_literal, trained.classes))
+    return _CARD.format(count=len(trained.classes), classes=classes, learned=learned, settings="\n".join(settings))
 
 
 def _literal(value: object) -> str:

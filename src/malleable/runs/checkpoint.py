@@ -161,9 +161,8 @@ def newest_good(
 ) -> tuple[Path, Checkpoint] | None:
     """Read the newest checkpoint of ``folder`` that is good, the best one if no numbered one is; None without any.
 
-    Args:
-        use: is called with each that can be read; one that it calls unfit, say by a ValueError, will not do either.
-        step: leave out later ones.
+    ``use`` is called with each that can be read; one that it calls unfit, say by a ValueError, will not do either.
+    Those after ``step`` are left out.
     """
     for path in all_checkpoints(folder, step):
         try:
@@ -221,20 +220,15 @@ def _content(path: Path) -> Any:
 def _parsed(path: Path) -> Checkpoint:
     """Read the checkpoint in a file, and raise unless each part of it is what it should be."""
     content = _content(path)
-    if not isinstance(content, dict) or "format" not in content:
-        raise ValueError(f"{path} is no checkpoint of malleable train; it holds a {type(content).__name__}")
-    if content["format"] != _FORMAT:
+    if isinstance(content, dict) and content.get("format", _FORMAT) != _FORMAT:
         raise ValueError(f"{path} has format {content['format']}; this version of malleable reads {_FORMAT}")
-    for name, kinds in _PARTS.items():
-        if name not in content:
-            raise ValueError(f"{path} is no checkpoint of malleable train; it has no {name!r}")
-        if not isinstance(content[name], kinds) or isinstance(content[name], bool):
-            kind = type(content[name]).__name__
-            raise ValueError(f"{path} is no checkpoint of malleable train; {name!r} is {kind}")
-    for name in ("model", "ema"):
-        _check_weights(path, name, content[name])
-    if content["step"] < 0 or not all(isinstance(name, str) for name in content["classes"]):
-        raise ValueError(f"{path} is no checkpoint of malleable train; 'step' or 'classes' make no sense")
+    if problem := _problem(content):
+        raise ValueError(f"{path} is no checkpoint of malleable train; {problem}")
+    for weights in (content["model"], content["ema"] or {}):
+        for name, tensor in weights.items():
+            if tensor.numel() * tensor.element_size() > path.stat().st_size:
+                raise ValueError(f"{path} is damaged: {name} is said to be larger than the file")
+        check_finite(weights, path)
     parts = {name: content[name] for name in _PARTS}
     parts["config"] = Config.from_dict(content["config"])
     parts["classes"] = tuple(content["classes"])
@@ -242,13 +236,19 @@ def _parsed(path: Path) -> Checkpoint:
     return Checkpoint(**parts)
 
 
-def _check_weights(path: Path, name: str, weights: Mapping[object, object] | None) -> None:
-    """Raise unless ``weights`` are finite tensors by name, none larger than the file."""
-    tensors: dict[str, Tensor] = {}
-    for key, tensor in (weights or {}).items():
-        if not isinstance(key, str) or not isinstance(tensor, Tensor):
-            raise ValueError(f"{path} is no checkpoint of malleable train; {name!r} has a {type(tensor).__name__}")
-        if tensor.numel() * tensor.element_size() > path.stat().st_size:
-            raise ValueError(f"{path} is damaged: {key} is said to be larger than the file")
-        tensors[key] = tensor
-    check_finite(tensors, path)
+def _problem(content: Any) -> str | None:
+    """Say what keeps ``content`` from being a checkpoint; None if nothing does."""
+    if not isinstance(content, dict) or "format" not in content:
+        return f"it holds a {type(content).__name__}"
+    for name, kinds in _PARTS.items():
+        if name not in content:
+            return f"it has no {name!r}"
+        if not isinstance(content[name], kinds) or isinstance(content[name], bool):
+            return f"{name!r} is {type(content[name]).__name__}"
+    for name in ("model", "ema"):
+        for key, tensor in (content[name] or {}).items():
+            if not isinstance(key, str) or not isinstance(tensor, Tensor):
+                return f"{name!r} has a {type(tensor).__name__}"
+    if content["step"] < 0 or not all(isinstance(name, str) for name in content["classes"]):
+        return "'step' or 'classes' make no sense"
+    return None

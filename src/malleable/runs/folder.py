@@ -69,11 +69,7 @@ def _on_first(method: Callable[Concatenate[RunFolder, P], T]) -> Callable[Concat
 class RunFolder:
     """Keeps the folder of a run that is being made, which nobody else may write to meanwhile.
 
-    All processes call the same methods in the same order; the first one alone works on the files.
-
-    Args:
-        path: the folder, made if need be.
-        fabric: the processes of the run.
+    All processes of ``fabric`` call the same methods in the same order; the first one alone works on the files.
     """
 
     def __init__(self, path: Path, fabric: Fabric) -> None:

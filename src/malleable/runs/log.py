@@ -109,8 +109,7 @@ class Row:
 class Log:
     """Writes rows to metrics.jsonl and TensorBoard, images to TensorBoard. One process of a run keeps it.
 
-    Args:
-        folder: of the run. Rows after ``start`` were written by steps that are about to be made again, and go.
+    Rows after ``start`` were written by steps that are about to be made again, and go.
     """
 
     def __init__(self, folder: Path, start: int) -> None:

@@ -41,10 +41,7 @@ def resolve(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
 
     A file counts as its settings and those it builds on, ``--json`` as ``--json true``, ``--size 9 9`` as
     ``--size [9,9]``, and where a command takes a list of things without a flag, they are that list. What is said
-    later goes before what is said earlier.
-
-    Args:
-        types: of the command's parameters; those of a dataclass are options of their own, ``--train.lr``.
+    later goes before what is said earlier. Parameters in ``types`` that are dataclasses have options, ``--train.lr``.
     """
     known = flat(types)
     left = deque(words)
@@ -112,9 +109,7 @@ def _is_number(text: str) -> bool:
 def read_settings(path: Path, option: str = "--config", above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Read the settings of a YAML file over those of its ``base``. Nothing in the files is executed.
 
-    Args:
-        option: that names the file, for errors.
-        above: the files that build on this one.
+    Errors name the ``option`` that named the file. The files ``above`` build on this one.
     """
     if path.resolve() in above:
         raise UsageError(f"{path} builds on itself: {' → '.join(map(str, (*above, path.resolve())))}")

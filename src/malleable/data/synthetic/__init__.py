@@ -23,13 +23,7 @@ class SyntheticScenes(SampleDataset):
     """Draws random layouts, textures and lights: ``"rooms"`` as a Kinect sees them, ``"streets"`` as a stereo rig.
 
     All classes draw their colours from one distribution, so colour alone does not give the class. Sample ``index``
-    depends on ``world``, ``size``, ``seed`` and ``index`` only: take another seed for a test set.
-
-    Args:
-        world: ``"rooms"`` or ``"streets"``.
-        size: (height, width).
-        seed: not negative.
-        length: how many samples the data set has.
+    depends on ``world``, ``size`` (height, width), ``seed`` and ``index`` only: take another seed for a test set.
     """
 
     def __init__(

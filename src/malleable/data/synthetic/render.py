@@ -234,17 +234,13 @@ class _Surface:
         inside = np.array([-1.0 if solid.inside else 1.0 for solid in solids], np.float32)[index]
         normal *= inside / np.maximum(np.sqrt((normal * normal).sum(axis=0)), 1e-9)
         self.normal = np.stack([c * normal[0] + s * normal[2], normal[1], -s * normal[0] + c * normal[2]])
-        self.label, self.material, self._materials = self._tables(solids, index, relative)
-
-    def _tables(self, solids: list[Solid], index: Array, relative: Array) -> tuple[Array, Array, list[Material]]:
-        """Floor, ceiling and walls of an inside box have classes and materials of their own."""
+        # Floor, ceiling and walls of an inside box have classes and materials of their own.
         side = np.where(self.face != 1, 2, (relative[1] > 0).astype(np.int64))
         labels = [solid.label if isinstance(solid.label, tuple) else (solid.label,) * 3 for solid in solids]
-        materials: list[Material] = []
-        for solid in solids:
-            single = isinstance(solid.material, Material)
-            materials += [solid.material] * 3 if single else list(solid.material)  # type: ignore[list-item, arg-type]
-        return np.array(labels)[index, side], 3 * index + side, materials
+        self.label: Array = np.array(labels)[index, side]
+        self.material: Array = 3 * index + side
+        own = [(solid.material,) * 3 if isinstance(solid.material, Material) else solid.material for solid in solids]
+        self._materials: list[Material] = [material for three in own for material in three]
 
     def albedo(self) -> Array:
         """Give the surface's own colours, (H, W, 3) of 0..1."""

@@ -47,11 +47,11 @@ def layout(random: Random, size: tuple[int, int]) -> Scene:
 
 def _against_wall(random: Random, floor: Floor, width: float, length: float) -> list[Solid]:
     kind = random.choice([TABLE, SOFA, BED, CABINET, CABINET])
-    across, deep = {
-        TABLE: (random.uniform(0.9, 1.7), random.uniform(0.5, 0.8)),
-        SOFA: (random.uniform(1.3, 2.3), random.uniform(0.75, 1.0)),
-        BED: (random.uniform(0.9, 1.8), random.uniform(1.8, 2.1)),
-        CABINET: (random.uniform(0.5, 1.6), random.uniform(0.3, 0.6)),
+    build, across, deep = {
+        TABLE: (_table, random.uniform(0.9, 1.7), random.uniform(0.5, 0.8)),
+        SOFA: (_sofa, random.uniform(1.3, 2.3), random.uniform(0.75, 1.0)),
+        BED: (_bed, random.uniform(0.9, 1.8), random.uniform(1.8, 2.1)),
+        CABINET: (_cabinet, random.uniform(0.5, 1.6), random.uniform(0.3, 0.6)),
     }[int(kind)]
     for _ in range(8):
         side = random.integers(3)  # back, left or right wall; the camera's back is to the fourth
@@ -63,7 +63,6 @@ def _against_wall(random: Random, floor: Floor, width: float, length: float) -> 
             x, z, yaw = -sign * (width - deep) / 2, random.uniform(across / 2, length - across / 2), -sign * np.pi / 2
             taken = floor.take(x, z, deep, across)
         if taken:
-            build = {TABLE: _table, SOFA: _sofa, BED: _bed, CABINET: _cabinet}[int(kind)]
             return build(random, (x, 0.0, z), float(yaw), across, deep)
     return []
 
