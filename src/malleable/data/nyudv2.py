@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -113,7 +112,11 @@ class _Reader:
         for name, array in (("labels", self.labels), (DEPTHS[depth], self.depths)):
             if array.shape != (count, width, height):
                 raise ValueError(f"{name} has shape {array.shape}, expected {(count, width, height)} as the images")
-        self.class_of = _class_table(_names(mat))
+        names, known = _names(mat), raw_to_class()
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise ValueError(f"the file names classes that NYUDv2 does not have: {unknown[:5]}")
+        self.class_of = np.array([IGNORE, *(known[name] for name in names)])  # of raw label 0, unlabelled, to the last
         self.camera = full.resize((height, width))
 
     def __len__(self) -> int:
@@ -163,12 +166,3 @@ def _names(mat: Any) -> list[str]:
             raise ValueError(f"names must refer to short texts of 16-bit characters, got {text}")
         names.append("".join(map(chr, text[()].ravel())))
     return names
-
-
-def _class_table(names: Sequence[str]) -> Any:
-    """Give the class index of each raw label from 0 (unlabelled) to len(names)."""
-    known = raw_to_class()
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ValueError(f"the file names classes that NYUDv2 does not have: {unknown[:5]}")
-    return np.array([IGNORE, *(known[name] for name in names)], dtype=np.int64)

@@ -138,15 +138,11 @@ class FolderWriter:
         depth = np.where(np.isfinite(depth) & (depth > 0), depth, 0)
         counts = np.rint(depth / self.metres_per_count)
         if counts.max() > MOST_COUNTS:
+            least = depth.max() / MOST_COUNTS
+            digit = 10.0 ** (math.floor(math.log10(least)) - 1)  # the second, to which it is rounded up
             raise ValueError(
                 f"{sample.id}: the farthest depth is {depth.max():g} m, but files with metres_per_count="
                 f"{self.metres_per_count:g} end at {MOST_COUNTS * self.metres_per_count:g} m; depth must be in metres, "
-                f"and metres_per_count={_round_up(depth.max() / MOST_COUNTS):g} would hold it"
+                f"and metres_per_count={math.ceil(least / digit) * digit:g} would hold it"
             )
         return counts.astype(np.uint16)
-
-
-def _round_up(number: float) -> float:
-    """Round up to two digits."""
-    digit = 10.0 ** (math.floor(math.log10(number)) - 1)
-    return math.ceil(number / digit) * digit
