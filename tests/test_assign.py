@@ -23,7 +23,7 @@ def layer(kernels: int, **options: object) -> mb.MalleableConv2d:
     st.integers(0, 2**31),
 )
 def test_shares_never_exceed_one(kernels: int, temperature: float, d: list[float], seed: int) -> None:
-    """Eq. 4, for any centres, sorted or not."""
+    """Eq. 4, for any centers, sorted or not."""
     centers = 3 * torch.randn(kernels + 2, generator=torch.Generator().manual_seed(seed))
     g = malleable_assign(torch.tensor([d]), centers, temperature)
     assert g.shape == (1, kernels, len(d))
@@ -47,14 +47,14 @@ def test_the_outer_classes_are_borders() -> None:
     assert (malleable_assign(d, DEFAULT, 1.0) < 1e-12).all()
 
 
-def test_a_nearer_neighbour_goes_to_a_positive_centre() -> None:
+def test_a_nearer_neighbour_goes_to_a_positive_center() -> None:
     g = layer(3).receptive_field(torch.tensor([1.0, 0.0, -1.0]))
     assert g.argmax(0).tolist() == [2, 1, 0]
 
 
 @pytest.mark.parametrize("kernels", [1, 2, 3, 5])
 def test_cold_malleable_is_hard(kernels: int) -> None:
-    """With default centres the borders between classes are those of Eq. 11, so t → 0 gives the 2.5D convolution."""
+    """With default centers the borders between classes are those of Eq. 11, so t → 0 gives the 2.5D convolution."""
     d = torch.linspace(-4, 4, 400, dtype=torch.float64)  # no point on a border
     g = layer(kernels, temperature=1e-4).receptive_field(d)
     torch.testing.assert_close(g, hard_assign(d[None], kernels)[0])

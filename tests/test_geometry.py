@@ -21,7 +21,7 @@ def depth_map(height: int, width: int, batch: int = 1) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("rate", range(1, 17))
-def test_depth_is_sampled_where_features_are_centred(rate: int) -> None:
+def test_depth_is_sampled_where_features_are_centered(rate: int) -> None:
     depth = depth_map(16 * rate + 1 + rate // 2, 20 * rate - rate // 3)
     expected = depth[..., ::rate, ::rate]
     sampled, found = mb.Geometry(depth, 100.0).depth_at(expected.shape[-2:], torch.float64)
@@ -82,7 +82,7 @@ def test_holes_are_the_same_depth_and_marked(hole: float) -> None:
     depth[0, 0, 2, 2] = hole
     d, valid = relative_depth(depth, 50.0, 3, padding=1)
     assert torch.isfinite(d).all()
-    assert not valid[0, :, 2, 2].any()  # nothing is known around a centre without depth
+    assert not valid[0, :, 2, 2].any()  # nothing is known around a center without depth
     assert not valid[0, 0, 3, 3]  # nor of a tap without depth
     assert (d[~valid] == 0).all()
     inside = valid[0, :, 1:-1, 1:-1]

@@ -166,7 +166,7 @@ def test_a_seed_draws_the_weights_of_a_convolution() -> None:
     assert torch.equal(conv.bias, layer.bias)
 
 
-def test_a_field_without_the_centre_cannot_start_as_a_convolution() -> None:
+def test_a_field_without_the_center_cannot_start_as_a_convolution() -> None:
     with pytest.raises(ValueError, match="move the centers towards 0"):
         mb.MalleableConv2d.from_conv2d(nn.Conv2d(2, 2, 3), centers=[10, 11, 12, 13, 14], temperature=0.1)
 

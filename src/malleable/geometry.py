@@ -65,7 +65,7 @@ class Geometry:
     def depth_at(self, size: Sequence[int], dtype: torch.dtype = torch.float32) -> tuple[Tensor, float | Tensor]:
         """Depth at a feature map of ``size`` (height, width), and the rate r_down of that map.
 
-        Feature (i, j) at rate r is centerd on image pixel (r·i, r·j). Returns depth (N, 1, height, width) with 0 where
+        Feature (i, j) at rate r is centered on image pixel (r·i, r·j). Returns depth (N, 1, height, width) with 0 where
         it is invalid, and the rate.
         """
         return self._share(("depth", *size, dtype), lambda: self._depth_at(size, dtype))

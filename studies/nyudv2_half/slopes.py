@@ -3,7 +3,7 @@
     python studies/nyudv2_half/slopes.py ../shared/nyudv2-half
 
 Prints which part of the direct neighbours, above and below or left and right, differs from the pixel by more than 0.5,
-1.5 and 3 grid cells. A malleable layer of three kernels that starts from centres −2 … 2 reaches to about 1.5, as 2.5D
+1.5 and 3 grid cells. A malleable layer of three kernels that starts from centers −2 … 2 reaches to about 1.5, as 2.5D
 does. Training images only.
 """
 
@@ -37,11 +37,11 @@ def main(root: Path) -> None:
         for stride in STRIDES:
             label = sample.label[::stride, ::stride]
             d, valid = geometry.relative_depth(window, label.shape)
-            centre = label[1:-1, 1:-1].expand(2, -1, -1)
+            center = label[1:-1, 1:-1].expand(2, -1, -1)
             for direction, taps in DIRECTIONS.items():
                 reach, known = d[0, list(taps)].abs(), valid[0, list(taps)]
                 for name in ("all", *CLASSES):
-                    own = reach[known if name == "all" else known & (centre == names.index(name))]
+                    own = reach[known if name == "all" else known & (center == names.index(name))]
                     counts = [own.numel(), *(int((own > limit).sum()) for limit in LIMITS)]
                     beyond[stride, name, direction] += torch.tensor(counts)
     table = [["class", "stride", *(f"{way}, > {limit:g}" for way in DIRECTIONS for limit in LIMITS)]]

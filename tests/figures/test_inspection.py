@@ -125,9 +125,9 @@ def test_shares_are_a_count_over_pixels_and_taps(invalid: str) -> None:
     for i, j, u, v in product(range(0, height, 2), range(0, width, 2), (-1, 0, 1), (-1, 0, 1)):
         if not (0 <= i + u < height and 0 <= j + v < width):
             continue
-        centre, tap = depth[rate * i, rate * j].item(), depth[rate * (i + u), rate * (j + v)].item()
-        if centre and tap:
-            counts += malleable_by_hand((centre - tap) * FOCAL / (rate * centre), a, t)
+        center, tap = depth[rate * i, rate * j].item(), depth[rate * (i + u), rate * (j + v)].item()
+        if center and tap:
+            counts += malleable_by_hand((center - tap) * FOCAL / (rate * center), a, t)
         elif invalid == "same":
             counts += malleable_by_hand(0, a, t)
         elif invalid == "uniform":

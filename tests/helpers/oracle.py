@@ -51,9 +51,9 @@ def scales(b: Tensor) -> list[Tensor]:
     return [torch.exp(b[k]) / sum(torch.exp(b[m]) for m in range(len(b))) for k in range(len(b))]
 
 
-def relative_depth(centre: Tensor, neighbour: Tensor, focal: Tensor, rate: float, dilation: float) -> Tensor:
+def relative_depth(center: Tensor, neighbour: Tensor, focal: Tensor, rate: float, dilation: float) -> Tensor:
     """Eq. 1."""
-    return (centre - neighbour) / (rate * dilation * centre / focal)
+    return (center - neighbour) / (rate * dilation * center / focal)
 
 
 def conv(
@@ -92,7 +92,7 @@ def conv(
         for i in range(rows):
             for j in range(columns):
                 top, left = i * stride[0] - padding[0], j * stride[1] - padding[1]
-                centre = depth_at(n, top + kh // 2 * dilation[0], left + kw // 2 * dilation[1])
+                center = depth_at(n, top + kh // 2 * dilation[0], left + kw // 2 * dilation[1])
                 total = torch.zeros(out_channels, dtype=torch.float64)
                 for p in range(kh):
                     for q in range(kw):
@@ -100,9 +100,9 @@ def conv(
                         if not (0 <= row < height and 0 <= column < width):
                             continue
                         neighbour = depth_at(n, row, column)
-                        if centre is not None and neighbour is not None:
-                            d = relative_depth(centre, neighbour, focal[n], rate, sum(dilation) / 2)
-                            g = assign(d, centre - neighbour)
+                        if center is not None and neighbour is not None:
+                            d = relative_depth(center, neighbour, focal[n], rate, sum(dilation) / 2)
+                            g = assign(d, center - neighbour)
                         elif invalid == "same":
                             g = assign(zero, zero)
                         else:

@@ -34,7 +34,7 @@ def test_same_padding_as_torch(kh: int, kw: int, dilation: int) -> None:
     torch.testing.assert_close(ours, F.conv2d(x, weight, padding="same", dilation=dilation), rtol=1e-4, atol=1e-4)
 
 
-def test_the_centre_of_even_kernels() -> None:
+def test_the_center_of_even_kernels() -> None:
     assert Window.of((4, 2)).center == 2 * 2 + 1
     assert Window.of(3).center == 4
 

@@ -52,7 +52,7 @@ def problem(shape: tuple[Any, ...], assignment: str, dtype: torch.dtype) -> tupl
     assign = torch.rand(batch, kernels, window.taps, *output, dtype=torch.float64)
     if assignment == "hard":
         assign = (assign == assign.amax(1, keepdim=True)).double() * (assign > 0.4)
-    if assignment == "constant centre":
+    if assignment == "constant center":
         assign[:, :, window.center] = torch.rand(kernels, dtype=torch.float64).view(-1, 1, 1)
     tensors = [
         torch.randn(batch, out, *output, dtype=torch.float64),
@@ -73,7 +73,7 @@ def assert_near(actual: Tensor | None, expected: Tensor | None, tolerance: float
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("assignment", ["soft", "hard", "constant centre"])
+@pytest.mark.parametrize("assignment", ["soft", "hard", "constant center"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("engine", FAST)
 def test_parity(engine: str, shape: str, assignment: str, dtype: torch.dtype) -> None:
@@ -94,7 +94,7 @@ def test_parity(engine: str, shape: str, assignment: str, dtype: torch.dtype) ->
 @pytest.mark.parametrize("shape", ["strided", "depthwise"])
 @pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, False, True)])
 def test_gradients_one_at_a_time(engine: str, shape: str, needs: tuple[bool, bool, bool]) -> None:
-    tensors, window, groups = problem(SHAPES[shape], "constant centre", torch.float32)
+    tensors, window, groups = problem(SHAPES[shape], "constant center", torch.float32)
     low = [t.float() for t in tensors]
     run = engines.ENGINES[engine]
     if reason := run.can_run(*low[1:], window, groups):
