@@ -7,7 +7,8 @@ Where there is no C++ library, autograd differentiates the equations: no graph c
 from __future__ import annotations
 
 import ctypes
-from typing import Any, cast
+from math import prod
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -22,16 +23,9 @@ _MOST_KERNELS = 30  # as in csrc/assign.cpp
 
 
 def scaled_assign(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) -> Tensor:
-    """scale_k · g_k(d).
+    """Return scale_k · g_k(d), (N, K, taps, Hout, Wout).
 
-    Args:
-        d: (N, taps, Hout, Wout) relative depth differences.
-        centers: (K + 2,)
-        temperature: scalar.
-        scale: (K,)
-
-    Returns:
-        (N, K, taps, Hout, Wout)
+    d is (N, taps, Hout, Wout), centers are (K + 2,), temperature is a scalar and scale (K,).
     """
     fast = d.device.type == "cpu" and d.dtype == torch.float32 and len(scale) <= _MOST_KERNELS
     counted = isinstance(d, FakeTensor)  # only shapes are asked for: no reason to build anything
@@ -42,27 +36,16 @@ def scaled_assign(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_usable() -> bool:
-    """Whether there is a C++ twin, and no other engine was asked for. Compilers ask once, as they trace."""
+    """Tell whether there is a C++ twin, and no other engine was asked for. Compilers ask once, as they trace."""
     return wish() in ("auto", "native") and not isinstance(library(), str)
-
-
-def _library() -> ctypes.CDLL:
-    built = library()
-    if isinstance(built, str):
-        raise RuntimeError(f"malleable::scaled_assign is C++ only: {built}")
-    return built
 
 
 @torch.library.custom_op("malleable::scaled_assign", mutates_args=())
 def _operator(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) -> Tensor:
     _check(d, centers, temperature, scale)
-    built = _library()
     d, centers, scale = d.contiguous(), centers.contiguous(), scale.contiguous()
     out = _new_output(d, scale)
-    built.malleable_assign(
-        *_sizes(d, scale), _pointer(d), _pointer(centers), ctypes.c_float(temperature.item()), _pointer(scale),
-        _pointer(out), torch.get_num_threads(),
-    )  # fmt: skip
+    _call("malleable_assign", d.shape, len(scale), d, centers, temperature, scale, out)
     return out
 
 
@@ -81,40 +64,34 @@ def _backward(
     grad: Tensor, d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _check(d, centers, temperature, scale, grad)
-    built = _library()
     grad, d, centers, scale = (t.contiguous() for t in (grad, d, centers, scale))
     kernels = len(scale)
     grad_d, sums = torch.empty_like(d), torch.empty(2 * kernels + 3, dtype=torch.float64)
-    built.malleable_assign_backward(
-        *_sizes(d, scale), _pointer(grad), _pointer(d), _pointer(centers), ctypes.c_float(temperature.item()),
-        _pointer(scale), _pointer(grad_d), _pointer(sums), torch.get_num_threads(),
-    )  # fmt: skip
+    _call("malleable_assign_backward", d.shape, kernels, grad, d, centers, temperature, scale, grad_d, sums)
     sums = sums.to(d.dtype)
     return grad_d, sums[: kernels + 2].clone(), sums[kernels + 2].clone(), sums[kernels + 3 :].clone()
 
 
 @_backward.register_fake
-def _(
-    grad: Tensor, d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(grad: Tensor, d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
     _check_single_on_cpu(grad=grad, d=d, centers=centers, temperature=temperature, scale=scale)
-    return (
-        d.new_empty(d.shape),
-        torch.empty_like(centers),
-        torch.empty_like(temperature),
-        torch.empty_like(scale),
-    )
+    return d.new_empty(d.shape), *map(torch.empty_like, (centers, temperature, scale))
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+_operator.register_autograd(
+    lambda ctx, grad: _backward(grad, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-    return cast(tuple[Tensor, ...], _backward(grad, *ctx.saved_tensors))
-
-
-_operator.register_autograd(_differentiate, setup_context=_keep)
+def _call(function: str, shape: torch.Size, kernels: int, *tensors: Tensor) -> None:
+    """Run a function of the C++ library on contiguous ``tensors`` for a ``shape`` of d; scalars go by value."""
+    built = library()
+    if isinstance(built, str):
+        raise RuntimeError(f"malleable::scaled_assign is C++ only: {built}")
+    sizes = (ctypes.c_int64(shape[0]), ctypes.c_int64(prod(shape[1:])), ctypes.c_int32(kernels))
+    arguments = (ctypes.c_void_p(t.data_ptr()) if t.ndim else ctypes.c_float(t.item()) for t in tensors)
+    getattr(built, function)(*sizes, *arguments, torch.get_num_threads())
 
 
 def _check(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor, grad: Tensor | None = None) -> None:
@@ -137,12 +114,3 @@ def _check_single_on_cpu(**tensors: Tensor | None) -> None:
             raise ValueError(f"{name} must be on the CPU, got {tensor.device}")
         if tensor is not None and tensor.dtype != torch.float32:
             raise TypeError(f"{name} must be float32, got {tensor.dtype}")
-
-
-def _sizes(d: Tensor, scale: Tensor) -> tuple[ctypes.c_int64, ctypes.c_int64, ctypes.c_int32]:
-    batch = d.shape[0]
-    return ctypes.c_int64(batch), ctypes.c_int64(d.numel() // max(batch, 1)), ctypes.c_int32(len(scale))
-
-
-def _pointer(t: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(t.data_ptr())

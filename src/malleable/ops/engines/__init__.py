@@ -7,11 +7,11 @@ import logging
 import os
 from typing import Protocol, cast
 
-import torch
 from torch import Tensor
 
 from malleable.ops.engines import blocks, native, plain
 from malleable.ops.engines import triton as triton_engine
+from malleable.ops.engines.plain import Gradients, Needs
 from malleable.ops.window import Window
 
 logger = logging.getLogger("malleable")
@@ -23,20 +23,13 @@ class Engine(Protocol):
     name: str
 
     def can_run(self, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> str | None:
-        """None if it can, else the reason why not."""
+        """Return None if the engine can run the call, else the reason why not."""
 
     def forward(self, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> Tensor: ...
 
     def backward(
-        self,
-        grad: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        assign: Tensor,
-        window: Window,
-        groups: int,
-        needs: tuple[bool, bool, bool],
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]: ...
+        self, grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int, needs: Needs
+    ) -> Gradients: ...
 
 
 ENGINES: dict[str, Engine] = {
@@ -46,18 +39,18 @@ ENGINES: dict[str, Engine] = {
 
 
 def wish() -> str:
-    """The engine that $MALLEABLE_ENGINE names, ``"auto"`` if it names none."""
+    """Return the engine that $MALLEABLE_ENGINE names, ``"auto"`` if it names none."""
     return os.environ.get("MALLEABLE_ENGINE") or "auto"
 
 
-def check_engine(engine: str) -> None:
-    """Refuse an engine that does not exist."""
+def check_engine(engine: str, source: str = "engine") -> None:
+    """Refuse an engine that does not exist; ``source`` is who named it."""
     if engine != "auto" and engine not in ENGINES:
-        raise ValueError(f"engine must be 'auto' or one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
+        raise ValueError(f"{source} must be 'auto' or one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
 
 
 def choose(engine: str, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> Engine:
-    """The engine of that name; for ``"auto"`` the one that $MALLEABLE_ENGINE names, or the first that can run the call.
+    """Find the engine of that name; for ``"auto"`` the one of $MALLEABLE_ENGINE, or the first that can run the call.
 
     An engine that was asked for and cannot run the call is an error that says why.
     """
@@ -66,8 +59,7 @@ def choose(engine: str, x: Tensor, weight: Tensor, assign: Tensor, window: Windo
     if engine == "auto":
         engine = wish()
         source = f"MALLEABLE_ENGINE={engine}"
-        if engine != "auto" and engine not in ENGINES:
-            raise ValueError(f"{source} must be 'auto' or one of {', '.join(map(repr, ENGINES))}")
+        check_engine(engine, source)
     if engine != "auto":
         reason = ENGINES[engine].can_run(x, weight, assign, window, groups)
         if reason is not None:
@@ -79,20 +71,12 @@ def choose(engine: str, x: Tensor, weight: Tensor, assign: Tensor, window: Windo
         if reason is None:
             break
         reasons.append(f"not {candidate.name}: {reason}")
-    _log(candidate.name, tuple(x.shape), tuple(weight.shape), x.dtype, window, groups, "; ".join(reasons))
+    why = "; ".join(reasons) or "the first choice"
+    _log(candidate.name, tuple(x.shape), tuple(weight.shape), x.dtype, window, groups, why)
     return candidate
 
 
 @functools.lru_cache(maxsize=1024)
-def _log(
-    chosen: str,
-    x: tuple[int, ...],
-    weight: tuple[int, ...],
-    dtype: torch.dtype,
-    window: Window,
-    groups: int,
-    reasons: str,
-) -> None:
-    """Cached, so that each shape is logged once."""
-    why = reasons or "the first choice"
-    logger.debug("engine %s for x %s, weight %s, %s, %s, groups %d (%s)", chosen, x, weight, dtype, window, groups, why)
+def _log(*choice: object) -> None:
+    """Log a choice of engine; the cache sees to it that each shape is logged once."""
+    logger.debug("engine %s for x %s, weight %s, %s, %s, groups %d (%s)", *choice)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from malleable.ops.engines.plain import Gradients, Needs
 from malleable.ops.window import Window
 
 name = "blocks"
@@ -38,8 +39,8 @@ def forward(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: i
 
 
 def backward(
-    grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int, needs: tuple[bool, bool, bool]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int, needs: Needs
+) -> Gradients:
     kernels, channels = assign.shape[1], x.shape[1]
     left, right, top, bottom = window.padding
     padded = x.new_zeros(*x.shape[:2], x.shape[2] + top + bottom, x.shape[3] + left + right)
@@ -66,7 +67,7 @@ def backward(
 
 
 def _blocks(x: Tensor, assign: Tensor, window: Window) -> Iterator[tuple[int, slice, Tensor]]:
-    """Sample, output rows and their patches (taps, C, rows, Wout)."""
+    """Yield samples, output rows and their patches (taps, C, rows, Wout)."""
     kernels, taps, height, width = assign.shape[1:]
     row_bytes = x.element_size() * kernels * taps * x.shape[1] * width
     step = max(1, _PATCH_BYTES // max(row_bytes, 1))
@@ -79,10 +80,10 @@ def _blocks(x: Tensor, assign: Tensor, window: Window) -> Iterator[tuple[int, sl
 
 
 def _weigh(patches: Tensor, g: Tensor) -> Tensor:
-    """(taps, C, h, w) and (K, taps, h, w) to (taps·K·C, h·w)."""
+    """Weigh patches (taps, C, h, w) by g (K, taps, h, w), as a matrix (taps·K·C, h·w)."""
     return (patches[:, None] * g.transpose(0, 1)[:, :, None]).flatten(3).flatten(0, 2)
 
 
 def _matrix(weight: Tensor, kernels: int) -> Tensor:
-    """(K·O, C, kh, kw) as (O, taps·K·C)."""
+    """Lay weights (K·O, C, kh, kw) out as a matrix (O, taps·K·C)."""
     return torch.unflatten(weight.flatten(2), 0, (kernels, -1)).permute(1, 3, 0, 2).flatten(1)

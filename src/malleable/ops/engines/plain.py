@@ -13,22 +13,19 @@ from malleable.ops.window import Window
 
 name = "plain"
 
+Needs = tuple[bool, bool, bool]  # whether x, weight and assign need a gradient
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of x, weight and assign
+
 
 def can_run(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> str | None:
-    """None: this engine runs everything, everywhere."""
+    """Return None: this engine runs everything, everywhere."""
     return None
 
 
 def forward(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> Tensor:
-    """y(i) = Σ_k Σ_p assign_k(i, p) · w_k(p) · x(i + p).
+    """Compute y(i) = Σ_k Σ_p assign_k(i, p) · w_k(p) · x(i + p), (N, O, Hout, Wout).
 
-    Args:
-        x: (N, C, H, W)
-        weight: (K·O, C / groups, kh, kw)
-        assign: (N, K, taps, Hout, Wout)
-
-    Returns:
-        (N, O, Hout, Wout)
+    x is (N, C, H, W), weight (K·O, C / groups, kh, kw) and assign (N, K, taps, Hout, Wout).
     """
     w = _split(weight, assign.shape[1], groups).permute(4, 1, 2, 0, 3).flatten(3).flatten(1, 2)  # (taps, O, K·c)
     y: Tensor | None = None
@@ -41,9 +38,9 @@ def forward(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: i
 
 
 def backward(
-    grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int, needs: tuple[bool, bool, bool]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, weight and assign from ``grad`` (N, O, Hout, Wout), None where not needed.
+    grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int, needs: Needs
+) -> Gradients:
+    """Compute the gradients of x, weight and assign from ``grad`` (N, O, Hout, Wout), None where not needed.
 
     Patches are made again tap by tap, so nothing larger than one tap's is ever kept.
     """
@@ -72,7 +69,7 @@ def backward(
 
 
 def output_format(x: Tensor, weight: Tensor) -> torch.memory_format:
-    """The layout nn.Conv2d gives its output: channels-last if its input or its weights are that and nothing else."""
+    """Tell the layout nn.Conv2d gives its output: channels-last if its input or weights are that and nothing else."""
     for t in (x, weight):
         if t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous():
             return torch.channels_last
@@ -80,12 +77,12 @@ def output_format(x: Tensor, weight: Tensor) -> torch.memory_format:
 
 
 def _split(weight: Tensor, kernels: int, groups: int) -> Tensor:
-    """(K·O, C / G, kh, kw) as (K, G, o, c, taps)."""
+    """View (K·O, C / G, kh, kw) as (K, G, o, c, taps)."""
     return torch.unflatten(weight.flatten(2), 0, (kernels, groups, -1))
 
 
 def _weigh(patch: Tensor, g: Tensor, groups: int) -> Tensor:
-    """g_k(i, i + p) · x(i + p) of one tap: (N, C, ...) and (N, K, ...) to (N, G, K, c, ...)."""
+    """Compute g_k(i, i + p) · x(i + p) of one tap: (N, C, ...) and (N, K, ...) give (N, G, K, c, ...)."""
     return torch.unflatten(patch, 1, (groups, 1, -1)) * g[:, None, :, None]
 
 

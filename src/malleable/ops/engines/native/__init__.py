@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from malleable.ops.engines.native.build import library
-from malleable.ops.engines.plain import output_format
+from malleable.ops.engines.plain import Gradients, Needs, output_format
 from malleable.ops.window import Window
 
 name = "native"
@@ -66,8 +66,8 @@ def forward(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: i
 
 
 def backward(
-    grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int, needs: tuple[bool, bool, bool]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int, needs: Needs
+) -> Gradients:
     kernels = assign.shape[1]
     together = _groups_together(x, grad.shape[1], groups)
     joined = _join_groups(weight, kernels, groups, together).contiguous()
@@ -78,7 +78,7 @@ def backward(
     if grad.numel():
         problem = _problem(x, grad, x if grad_x is None else grad_x, assign, window, groups // together)
         run = _depthwise_backward if _is_depthwise(problem) else _dense_backward
-        run(problem, grad, x, joined, assign, grad_x, grad_joined, grad_assign)
+        run(problem, grad, x, joined, assign, (grad_x, grad_joined, grad_assign))
     return (
         grad_x,
         None if grad_joined is None else _part_groups(grad_joined, kernels, groups, together),
@@ -87,15 +87,9 @@ def backward(
 
 
 def _dense_backward(
-    problem: Problem,
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    assign: Tensor,
-    grad_x: Tensor | None,
-    grad_weight: Tensor | None,
-    grad_assign: Tensor | None,
+    problem: Problem, grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, gradients: Gradients
 ) -> None:
+    grad_x, grad_weight, grad_assign = gradients
     if grad_x is not None or grad_assign is not None:
         packed = torch.empty(_floats(problem, problem.out_channels, problem.channels))
         _call("backward_data", problem, grad, x, weight, assign, grad_x, grad_assign, packed)
@@ -110,15 +104,9 @@ def _dense_backward(
 
 
 def _depthwise_backward(
-    problem: Problem,
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    assign: Tensor,
-    grad_x: Tensor | None,
-    grad_weight: Tensor | None,
-    grad_assign: Tensor | None,
+    problem: Problem, grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, gradients: Gradients
 ) -> None:
+    grad_x, grad_weight, grad_assign = gradients
     packed = torch.empty(_floats(problem, problem.channels, problem.out_channels))
     if grad_x is not None:
         _call("backward_input", problem, grad, weight, assign, grad_x, packed)
@@ -148,7 +136,7 @@ def _is_depthwise(problem: Problem) -> bool:
 
 
 def _floats(problem: Problem, inputs: int, outputs: int) -> int:
-    """Room for the weights of one group as the kernels pack them, outputs padded to whole panels."""
+    """Count the floats that the weights of one group take as kernels pack them, outputs padded to whole panels."""
     groups = 1 if _is_depthwise(problem) else problem.groups
     rows = 1 if _is_depthwise(problem) else inputs // groups
     padded = -(-outputs // groups // _PANEL) * _PANEL
@@ -156,7 +144,7 @@ def _floats(problem: Problem, inputs: int, outputs: int) -> int:
 
 
 def _groups_together(x: Tensor, out_channels: int, groups: int) -> int:
-    """How many groups to run as one: a divisor of their number that makes them wide enough for whole vectors."""
+    """Tell how many groups to run as one: a divisor of their number that makes them wide enough for whole vectors."""
     if groups in (1, x.shape[1]) and groups in (1, out_channels):
         return 1
     width = x.shape[1] // groups
@@ -164,7 +152,7 @@ def _groups_together(x: Tensor, out_channels: int, groups: int) -> int:
 
 
 def _join_groups(weight: Tensor, kernels: int, groups: int, together: int) -> Tensor:
-    """(K·O, c, kh, kw) as (K·O, together·c, kh, kw): each group's block on the diagonal, zeros beside it."""
+    """Widen (K·O, c, kh, kw) to (K·O, together·c, kh, kw): each group's block on the diagonal, zeros beside it."""
     if together == 1:
         return weight
     blocks = weight.view(kernels * groups // together, together, -1, *weight.shape[1:])
@@ -175,7 +163,7 @@ def _join_groups(weight: Tensor, kernels: int, groups: int, together: int) -> Te
 
 
 def _part_groups(joined: Tensor, kernels: int, groups: int, together: int) -> Tensor:
-    """The blocks that :func:`_join_groups` put on the diagonal."""
+    """Take the blocks that :func:`_join_groups` put on the diagonal out again."""
     if together == 1:
         return joined
     channels = joined.shape[1] // together

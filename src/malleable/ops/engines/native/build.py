@@ -23,7 +23,7 @@ FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-
 
 
 def cache_folder() -> Path:
-    """Where built libraries are kept: $MALLEABLE_CACHE, else malleable/ in the user's cache folder."""
+    """Return where built libraries are kept: $MALLEABLE_CACHE, else malleable/ in the user's cache folder."""
     chosen = os.environ.get("MALLEABLE_CACHE")
     # Without a home folder older platformdirs leave a ~ in the path, which expanduser refuses.
     return Path(chosen) if chosen else user_cache_path("malleable", appauthor=False).expanduser()
@@ -31,7 +31,7 @@ def cache_folder() -> Path:
 
 @functools.lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | str:
-    """The library, built if need be, or a sentence that says why there is none. Logged once."""
+    """Return the library, built if need be, or a sentence that says why there is none, which is logged once."""
     found = _find()
     if isinstance(found, str):
         logger.warning("%s; convolutions on the CPU will be slower", found)
@@ -65,7 +65,7 @@ def _build(compiler: list[str], path: Path) -> None:
 
 
 def _fingerprint(compiler: list[str]) -> str:
-    """Changes with the source, the flags, the compiler and the processor it builds for."""
+    """Return a name that changes with the source, the flags, the compiler and the processor it builds for."""
     digest = hashlib.sha256(" ".join(FLAGS).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.read_bytes())

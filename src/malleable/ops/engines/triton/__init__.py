@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from malleable.ops.engines.plain import output_format
+from malleable.ops.engines.plain import Gradients, Needs, output_format
 from malleable.ops.window import Window
 
 name = "triton"
@@ -26,7 +26,7 @@ _SPLIT_PIXELS = 128  # a multiple of every BLOCK_P, so that splits of the weight
 
 
 def can_run(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> str | None:
-    """None if it can, else the reason why not."""
+    """Return None if the engine can run the call, else the reason why not."""
     if not x.is_cuda and not _interpreter_wanted():
         return f"needs a CUDA tensor, got one on {x.device}"
     if x.is_cuda and (torch.version.hip or torch.cuda.get_device_capability(x.device) < (8, 0)):
@@ -50,15 +50,15 @@ def can_run(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: i
 
 
 def forward(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> Tensor:
-    """y (N, O, Hout, Wout), channels-last if x or weight is. Arguments as in ``plain.forward``."""
-    last = output_format(x, weight) == torch.channels_last
-    x = _dense(x, last)
+    """Compute y (N, O, Hout, Wout), channels-last if x or weight is. Arguments are as in ``plain.forward``."""
+    layout = output_format(x, weight)
+    x = x.contiguous(memory_format=layout)
     shape = (x.shape[0], weight.shape[0] // assign.shape[1], *assign.shape[-2:])
-    y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_format(last))
+    y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout)
     if y.numel():
         tensors = {"x": x, "weight": _packed(weight), "assign": assign.contiguous(), "y": y}
         pixels = y.shape[0] * y.shape[2] * y.shape[3]
-        common = _arguments(x, weight, assign, window, groups, last, pixels)
+        common = _arguments(x, weight, assign, window, groups, pixels)
 
         def grid(meta: dict[str, Any]) -> tuple[int, ...]:
             return _blocks(pixels, meta["BLOCK_P"]) * _blocks(common["OUT_C"], meta["BLOCK_OUT"]), groups
@@ -68,41 +68,35 @@ def forward(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: i
 
 
 def backward(
-    grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int, needs: tuple[bool, bool, bool]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, weight and assign, None where not needed. Arguments as in ``plain.backward``.
+    grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int, needs: Needs
+) -> Gradients:
+    """Compute the gradients of x, weight and assign, None where not needed. Arguments are as in ``plain.backward``.
 
     All sums run in an order that depends on nothing but the shapes and the tiles chosen: no atomics.
     """
     if x.shape[0] == 0:
         empty = (torch.zeros_like(t) if need else None for t, need in zip((x, weight, assign), needs, strict=True))
         return tuple(empty)  # type: ignore[return-value]
-    last = output_format(x, weight) == torch.channels_last
-    grad, x, assign = _dense(grad.to(x.dtype), last), _dense(x, last), assign.contiguous()
+    layout = output_format(x, weight)
+    grad, x = (t.to(x.dtype).contiguous(memory_format=layout) for t in (grad, x))
+    assign = assign.contiguous()
     grad_x = grad_weight = grad_assign = None
     if needs[0] or needs[2]:
-        grad_x, grad_assign = _data_gradients(grad, x, weight, assign, window, groups, last, (needs[0], needs[2]))
+        grad_x, grad_assign = _data_gradients(grad, x, weight, assign, window, groups, (needs[0], needs[2]))
     if needs[1]:
-        grad_weight = _weight_gradient(grad, x, weight, assign, window, groups, last)
+        grad_weight = _weight_gradient(grad, x, weight, assign, window, groups)
     return grad_x, grad_weight, grad_assign
 
 
 def _data_gradients(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    assign: Tensor,
-    window: Window,
-    groups: int,
-    last: bool,
-    needs: tuple[bool, bool],
+    grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int, needs: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of x and assign. Each launch leaves its units' shares of the latter in a workspace of bounded size."""
+    """Compute those of x and assign. Each launch leaves its units' shares of the latter in a bounded workspace."""
     from malleable.ops.engines.triton.tuning import block_in
 
     (stride_h, stride_w), (dilation_h, dilation_w) = window.stride, window.dilation
     pixels = x.shape[0] * _blocks(x.shape[2], stride_h) * _blocks(x.shape[3], stride_w)  # of the largest phase
-    common = _arguments(x, weight, assign, window, groups, last, pixels)
+    common = _arguments(x, weight, assign, window, groups, pixels)
     block = block_in(common["IN_C"], _arithmetic(x.dtype))
     units = groups * _blocks(common["IN_C"], block)
     together = min(units, max(1, WORKSPACE // (4 * assign.numel()))) if needs[1] else units
@@ -128,12 +122,10 @@ def _data_gradients(
     return grad_x, None if grad_assign is None else grad_assign.to(assign.dtype)
 
 
-def _weight_gradient(
-    grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int, last: bool
-) -> Tensor:
-    """Each split of the pixels leaves its share in a workspace of bounded size; the shares are then added."""
+def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> Tensor:
+    """Add up the shares that each split of the pixels leaves in a workspace of bounded size."""
     pixels = grad.shape[0] * grad.shape[2] * grad.shape[3]
-    common = _arguments(x, weight, assign, window, groups, last, pixels)
+    common = _arguments(x, weight, assign, window, groups, pixels)
     tiles = window.taps * groups * _blocks(common["IN_C"], 64) * _blocks(common["OUT_C"], 64)
     wanted = min(
         4 * _processors(x.device) // tiles, WORKSPACE // (4 * weight.numel()), _blocks(pixels, 8 * _SPLIT_PIXELS)
@@ -153,10 +145,8 @@ def _weight_gradient(
     return total.permute(0, 3, 1, 2)
 
 
-def _arguments(
-    x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int, last: bool, pixels: int
-) -> dict[str, Any]:
-    """What all kernels are told besides tensors. Layers whose pixels differ by less than a factor of 2 tune as one."""
+def _arguments(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int, pixels: int) -> dict[str, Any]:
+    """List what all kernels are told besides tensors. Layers whose pixels differ by less than twice tune as one."""
     return {
         "batch": x.shape[0],
         "in_h": x.shape[2],
@@ -176,7 +166,7 @@ def _arguments(
         "GROUPS": groups,
         "IN_C": weight.shape[1],
         "OUT_C": weight.shape[0] // assign.shape[1] // groups,
-        "CHANNELS_LAST": last,
+        "CHANNELS_LAST": output_format(x, weight) == torch.channels_last,
         "PRECISION": "ieee" if _arithmetic(x.dtype) == "ieee" else "tf32",  # 16-bit products are exact either way
     }
 
@@ -193,7 +183,7 @@ def _interpreter_wanted() -> bool:
 
 
 def _arithmetic(dtype: torch.dtype) -> str:
-    """What is multiplied: 16-bit numbers, or float32 as PyTorch's own convolutions take it, as TF32 or as it is."""
+    """Tell what is multiplied: 16-bit numbers, or float32 as PyTorch's own convolutions take it, TF32 or as it is."""
     if dtype != torch.float32:
         return "half"
     conv = getattr(torch.backends.cudnn, "conv", None)  # the older switch may refuse to be read once this one is set
@@ -201,16 +191,8 @@ def _arithmetic(dtype: torch.dtype) -> str:
     return "tf32" if tf32 else "ieee"
 
 
-def _format(last: bool) -> torch.memory_format:
-    return torch.channels_last if last else torch.contiguous_format
-
-
-def _dense(t: Tensor, last: bool) -> Tensor:
-    return t.contiguous(memory_format=_format(last))
-
-
 def _packed(weight: Tensor) -> Tensor:
-    """(K·O, C / groups, kh, kw) as (K·O, kh, kw, C / groups) in memory: no copy for channels-last weights."""
+    """Lay weights out as (K·O, kh, kw, C / groups) in memory: no copy for channels-last ones."""
     return weight.permute(0, 2, 3, 1).contiguous()
 
 

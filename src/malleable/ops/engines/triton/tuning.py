@@ -54,7 +54,7 @@ CONFIGS: dict[tuple[str, str], list[triton.Config]] = {
 
 
 def block_in(channels: int, arithmetic: str) -> int:
-    """BLOCK_IN of data_gradients_kernel. It follows from the layer, because the size of the workspace does from it."""
+    """Choose BLOCK_IN of data_gradients_kernel, from the layer alone, because the size of the workspace follows."""
     return min(32 if arithmetic == "ieee" else 64, max(16, int(triton.next_power_of_2(channels))))
 
 
@@ -76,7 +76,7 @@ def _tuned(kernel: str, arithmetic: str) -> Any:
 
 
 def fitting(configs: list[triton.Config], named: dict[str, Any], **arguments: Any) -> list[triton.Config]:
-    """The configurations worth a trial on a layer. The last and smallest always is.
+    """Pick the configurations worth a trial on a layer. The last and smallest always is.
 
     Blocks are to be no larger than the layer's channels. Tiles of contiguous maps come in through registers, which
     leaves data_gradients_kernel no room for 128 pixels.
