@@ -18,15 +18,9 @@ _FARTHEST = 1e6
 
 
 def malleable_logits(d: Tensor, centers: Tensor, temperature: Tensor | float) -> Tensor:
-    """h_0 … h_{K+1} (Eqs. 6 and 7).
+    """Compute h_0 … h_{K+1} (Eqs. 6 and 7), (N, K + 2, ...).
 
-    Args:
-        d: relative depth differences (N, ...).
-        centers: a_0 … a_{K+1}, (K + 2,).
-        temperature: t > 0.
-
-    Returns:
-        (N, K + 2, ...)
+    d are relative depth differences (N, ...), centers a_0 … a_{K+1}, (K + 2,), and the temperature t is positive.
     """
     d = d.to(torch.promote_types(d.dtype, torch.float32))
     a = centers.view(1, -1, *[1] * (d.ndim - 1))
@@ -39,33 +33,27 @@ def malleable_logits(d: Tensor, centers: Tensor, temperature: Tensor | float) ->
 
 
 def malleable_assign(d: Tensor, centers: Tensor, temperature: Tensor | float) -> Tensor:
-    """Malleable g_1 … g_K: a softmax over K + 2 classes, the two outer ones dropped (Eq. 5).
-
-    Args and shapes as :func:`malleable_logits`. Returns (N, K, ...).
-    """
+    """Compute malleable g_1 … g_K, (N, K, ...): a softmax of :func:`malleable_logits`, less the outer two (Eq. 5)."""
     return malleable_logits(d, centers, temperature).softmax(dim=1)[:, 1:-1]
 
 
 def hard_assign(d: Tensor, kernels: int) -> Tensor:
-    """2.5D g_1 … g_K: 1 where k − 1 − K/2 ≤ d < k − K/2, else 0 (Eq. 11). (N, ...) → (N, K, ...)."""
+    """Compute the 2.5D g_1 … g_K, 1 where k − 1 − K/2 ≤ d < k − K/2, else 0 (Eq. 11): (N, ...) → (N, K, ...)."""
     k = torch.arange(1, kernels + 1, dtype=d.dtype, device=d.device).view(1, -1, *[1] * (d.ndim - 1))
     d = d.unsqueeze(1)
     return ((k - 1 - kernels / 2 <= d) & (d < k - kernels / 2)).to(d.dtype)
 
 
 def depth_aware_assign(difference: Tensor, alpha: float) -> Tensor:
-    """Depth-aware g_1 = exp(−α |depth(i) − depth(j)|), differences in metres (Eq. 10). (N, ...) → (N, 1, ...)."""
+    """Compute the depth-aware g_1 = exp(−α |depth(i) − depth(j)|) of metres (Eq. 10): (N, ...) → (N, 1, ...)."""
     return torch.exp(-alpha * difference.abs()).unsqueeze(1)
 
 
 def handle_invalid(assign: Tensor, valid: Tensor, invalid: Invalid, scale: Tensor | None = None) -> Tensor:
-    """What a tap without depth is worth.
+    """Replace what a tap without depth is worth.
 
-    Args:
-        assign: scale_k · g_k, (N, K, ...), with a difference of 0 at such taps: already the answer for ``"same"``.
-        valid: (N, ...) bool.
-        invalid: ``"same"`` depth, ``"uniform"`` (g_k = 1 / (K + 2) for every kernel) or ``"ignore"`` (0).
-        scale: (K,), 1 by default.
+    assign is scale_k · g_k, (N, K, ...), with a difference of 0 at such taps: already the answer for ``"same"``.
+    ``"uniform"`` stands for g_k = 1 / (K + 2), ``"ignore"`` for 0. valid is (N, ...) bool, scale (K,) or 1.
     """
     if invalid == "same":
         return assign

@@ -31,7 +31,7 @@ def relative_depth(
     dilation: Pair = 1,
     size: Sequence[int] | None = None,
 ) -> Differences:
-    """Relative depth differences d that a convolution sees (paper, Eq. 1), positive for a nearer neighbour.
+    """Compute the relative depth differences d that a convolution sees (paper, Eq. 1), positive for a nearer neighbour.
 
     Args:
         depth: (N, 1, H, W) metres at image resolution.

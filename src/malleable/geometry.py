@@ -18,7 +18,7 @@ _NEAREST, _FARTHEST = 1e-9, 1e9
 
 
 class Differences(NamedTuple):
-    """What each tap of a convolution sees of the depth map.
+    """Holds what each tap of a convolution sees of the depth map.
 
     value: (N, taps, Hout, Wout), depth(center) − depth(tap), positive for a nearer tap, 0 where not valid.
     valid: (N, taps, Hout, Wout) bool, depth is known at both the center and the tap.
@@ -29,7 +29,7 @@ class Differences(NamedTuple):
 
 
 class Geometry:
-    """Depth at image resolution and the focal length that belongs to it.
+    """Holds depth at image resolution and the focal length that belongs to it.
 
     Make one per forward pass and hand it to every layer of the pass: layers at the same rate share what they need of
     it. Neither tensor may be changed in place afterwards.
@@ -59,23 +59,22 @@ class Geometry:
         return {"depth": self.depth, "focal": self.focal, "_shared": {}}
 
     def to(self, device: torch.device | str) -> Geometry:
-        """The same geometry on another device."""
+        """Return the same geometry on another device."""
         return Geometry(self.depth.to(device), self.focal.to(device))
 
     def depth_at(self, size: Sequence[int], dtype: torch.dtype = torch.float32) -> tuple[Tensor, float | Tensor]:
-        """Depth at a feature map of ``size`` (height, width), and the rate r_down of that map.
+        """Return depth at a feature map of ``size`` (height, width), and the rate r_down of that map.
 
-        Feature (i, j) at rate r is centered on image pixel (r·i, r·j). Returns depth (N, 1, height, width) with 0 where
-        it is invalid, and the rate.
+        Feature (i, j) at rate r is centered on image pixel (r·i, r·j). Depth is (N, 1, height, width), 0 where invalid.
         """
         return self._share(("depth", *size, dtype), lambda: self._depth_at(size, dtype))
 
     def depth_difference(self, window: Window, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Differences:
-        """depth(i) − depth(j) in metres, for every tap j of ``window`` on a feature map of ``size``."""
+        """Compute depth(i) − depth(j) in metres, for every tap j of ``window`` on a feature map of ``size``."""
         return self._share(("metres", window, *size, dtype), lambda: self._difference(window, size, dtype, False))
 
     def relative_depth(self, window: Window, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Differences:
-        """d = (depth(i) − depth(j)) / unit(i), with the unit that :func:`grid_unit` gives (Eq. 1)."""
+        """Compute d = (depth(i) − depth(j)) / unit(i), with the unit that :func:`grid_unit` gives (Eq. 1)."""
         return self._share(("relative", window, *size, dtype), lambda: self._difference(window, size, dtype, True))
 
     def _depth_at(self, size: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, float | Tensor]:
@@ -100,7 +99,7 @@ class Geometry:
         return Differences(difference, valid)
 
     def _focal_known(self) -> Tensor:
-        """(N,) bool. Only a focal length that could not be checked without stalling the device can be False here."""
+        """Tell, (N,) bool, what could not be checked before without stalling the device: whether focal is usable."""
         return (self.focal > 0) & (self.focal < torch.inf)
 
     def _share(self, key: Hashable, compute: Callable[[], T]) -> T:
@@ -121,7 +120,7 @@ def grid_unit(depth: Tensor, focal: float | Tensor, rate: float | Tensor = 1, di
 def grid_unit(
     depth: float | Tensor, focal: float | Tensor, rate: float | Tensor = 1, dilation: Pair = 1
 ) -> float | Tensor:
-    """The metres that count as a relative difference of 1: r_down · r_dilate · depth / f (Eq. 1).
+    """Compute the metres that count as a relative difference of 1: r_down · r_dilate · depth / f (Eq. 1).
 
     Args:
         depth: metres, at the center of the kernel.
@@ -138,11 +137,10 @@ def _focal_per_sample(focal: float | Tensor, depth: Tensor) -> Tensor:
     if not isinstance(focal, Tensor):
         if not isinstance(focal, (int, float)):
             raise TypeError(f"focal must be a number or a tensor, got {type(focal).__name__}")
-        if not 0 < focal < float("inf"):
+        if not 0 < focal < inf:
             raise ValueError(f"focal must be a positive number of pixels, got {focal}")
-        return torch.full(
-            (batch,), float(focal), dtype=torch.promote_types(depth.dtype, torch.float32), device=depth.device
-        )
+        dtype = torch.promote_types(depth.dtype, torch.float32)
+        return torch.full((batch,), float(focal), dtype=dtype, device=depth.device)
     if focal.ndim > 1 or (focal.ndim == 1 and focal.shape[0] != batch):
         raise ValueError(f"focal must be a number or have shape ({batch},) like the batch, got {tuple(focal.shape)}")
     if focal.device != depth.device:
@@ -159,7 +157,7 @@ _POWERS_OF_TWO = [2**n for n in range(11)]
 def sample_positions(
     image: Sequence[int], size: Sequence[int], device: torch.device
 ) -> tuple[float | Tensor, slice | Tensor, slice | Tensor]:
-    """The rate of a feature map of ``size`` in an ``image`` (both height, width), and the rows and columns it samples.
+    """Find the rate of a map of ``size`` in an ``image`` (both height, width), and the rows and columns it samples.
 
     At an integer rate r, that is ceil(image / r) = size, feature (i, j) sits on pixel (r·i, r·j); otherwise each
     feature takes the nearest pixel above and left of it. Small maps may fit several integers: an exact ratio goes
@@ -177,7 +175,7 @@ def sample_positions(
 
 
 def integer_rate(image: Sequence[int], size: Sequence[int]) -> int | None:
-    """The integer r with ceil(image / r) = size in both directions, or None."""
+    """Find the integer r with ceil(image / r) = size in both directions, or None."""
     if min(size) < 1 or min(image) < 1:
         raise ValueError(
             f"maps must have at least one pixel, got an image of {tuple(image)} and a map of {tuple(size)}"
@@ -194,9 +192,8 @@ def integer_rate(image: Sequence[int], size: Sequence[int]) -> int | None:
 def _sample_positions_as_tensors(
     image: Sequence[int], size: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same, free of branches: in a compiled graph sizes may be symbols, known only when it runs."""
-    n = torch.stack([torch.full((), s, dtype=torch.int64, device=device) for s in image])
-    s = torch.stack([torch.full((), s, dtype=torch.int64, device=device) for s in size])
+    """Find the same, free of branches: in a compiled graph sizes may be symbols, known only when it runs."""
+    n, s = (torch.stack([torch.full((), i, dtype=torch.int64, device=device) for i in at]) for at in (image, size))
     low = ((n + s - 1) // s).amax(0)
     high = torch.where(s > 1, (n + s - 2) // (s - 1).clamp(min=1) - 1, 2 * n).amin(0)
     powers = torch.tensor(_POWERS_OF_TWO, dtype=torch.int64, device=device)

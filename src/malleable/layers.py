@@ -24,7 +24,7 @@ _COLDEST = 1e-12
 
 
 class DepthConv2d(nn.Module):
-    """What the three convolutions share. A subclass says how taps are assigned to kernels, in :meth:`assign`."""
+    """Does what the three convolutions share. A subclass says how taps are assigned to kernels, in :meth:`assign`."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class DepthConv2d(nn.Module):
 
     @property
     def padding(self) -> str | tuple[int, ...]:
-        """The padding as it was given, a word or (vertical, horizontal)."""
+        """Return the padding as it was given, a word or (vertical, horizontal)."""
         return self._padding
 
     @property
@@ -82,14 +82,11 @@ class DepthConv2d(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw weights and bias as ``nn.Conv2d`` does, every kernel on its own."""
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        if self.bias is not None:
-            bound = 1 / math.sqrt(self.weight[0].numel())
-            nn.init.uniform_(self.bias, -bound, bound)
+        nn.Conv2d.reset_parameters(self)  # type: ignore[arg-type]  # it needs a weight and a bias, no more
 
     @classmethod
     def from_conv2d(cls, conv2d: nn.Conv2d, **options: Any) -> Self:
-        """A layer that starts as ``conv2d``: its weights in every kernel (paper, 3.3), its bias, dtype and device.
+        """Make a layer that starts as ``conv2d``: its weights in every kernel (paper, 3.3), its bias, dtype and device.
 
         On flat depth, and on missing depth with ``invalid="same"``, the new layer computes what ``conv2d`` did.
         ``options`` go to the constructor.
@@ -105,20 +102,11 @@ class DepthConv2d(nn.Module):
             raise ValueError("conv2d has hooks, which would be lost; remove them, and register them on the new layer")
         if conv2d.padding_mode != "zeros":
             raise ValueError(f"conv2d has padding_mode={conv2d.padding_mode!r}; only 'zeros' can be honoured")
+        names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
+        same = {name: getattr(conv2d, name) for name in names}
+        same |= {"bias": conv2d.bias is not None, "device": conv2d.weight.device, "dtype": conv2d.weight.dtype}
         with torch.random.fork_rng([conv2d.weight.device] if conv2d.weight.is_cuda else []):  # none of them is kept
-            layer = cls(
-                conv2d.in_channels,
-                conv2d.out_channels,
-                conv2d.kernel_size,
-                conv2d.stride,
-                conv2d.padding,
-                conv2d.dilation,
-                conv2d.groups,
-                conv2d.bias is not None,
-                device=conv2d.weight.device,
-                dtype=conv2d.weight.dtype,
-                **options,
-            )
+            layer = cls(**same, **options)
         copies = torch.cat([conv2d.weight.detach()] * layer.kernels)
         layer.weight = nn.Parameter(copies, requires_grad=conv2d.weight.requires_grad)
         if conv2d.bias is not None:
@@ -126,11 +114,11 @@ class DepthConv2d(nn.Module):
         return layer.train(conv2d.training)
 
     def assign(self, geometry: Geometry, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-        """What each kernel makes of each tap on a map of ``size``: (N, K, taps, Hout, Wout), all scales folded in."""
+        """Compute what each kernel makes of each tap on a map of ``size``: (N, K, taps, Hout, Wout), scaled."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, geometry: Geometry) -> Tensor:
-        """x (N, C, H, W) at any rate of the geometry's image → (N, O, Hout, Wout), as ``nn.Conv2d`` gives."""
+        """Map x (N, C, H, W), at any rate of the geometry's image, to (N, O, Hout, Wout), as ``nn.Conv2d`` does."""
         _check_inputs(x, self.weight, self.window, self.groups, geometry)
         assign = self.assign(geometry, x.shape[-2:], torch.promote_types(x.dtype, torch.float32))
         return convolve(x, self.weight, assign, self.bias, self.window, self.groups)
@@ -228,7 +216,7 @@ class MalleableConv2d(DepthConv2d):
 
     @classmethod
     def from_conv2d(cls, conv2d: nn.Conv2d, kernels: int = 3, **options: Any) -> Self:
-        """As :meth:`DepthConv2d.from_conv2d`; ``gain`` makes up for what the receptive field takes at equal depth."""
+        """Do as :meth:`DepthConv2d.from_conv2d`; ``gain`` makes up for what the field takes at equal depth."""
         layer = super().from_conv2d(conv2d, kernels=kernels, **options)
         # On the CPU and in full precision, whatever the layer's own device and dtype.
         centers = torch.tensor(layer.initial_centers, dtype=torch.float64, device="cpu")
@@ -244,7 +232,7 @@ class MalleableConv2d(DepthConv2d):
 
     @property
     def temperature(self) -> Tensor:
-        """t > 0, at least float32.
+        """Return t > 0, in at least float32.
 
         The parameter is t itself down to 0.5 and then approaches 0 along a hyperbola, so that no step of an optimiser
         makes t zero or negative or takes its gradient away.
@@ -265,11 +253,11 @@ class MalleableConv2d(DepthConv2d):
 
     @property
     def scales(self) -> Tensor:
-        """s = softmax(b), (K,), summing to 1 (Eq. 9)."""
+        """Return s = softmax(b), (K,), which sums to 1 (Eq. 9)."""
         return _at_least_float32(self.rebalance).softmax(0)
 
     def receptive_field(self, d: Tensor) -> Tensor:
-        """g_k at relative depth differences ``d`` of any shape: (K, *d.shape)."""
+        """Return g_k at relative depth differences ``d`` of any shape: (K, *d.shape)."""
         centers = _at_least_float32(self.centers)
         d = d.to(torch.promote_types(d.dtype, centers.dtype))
         return malleable_assign(d.unsqueeze(0), centers, self.temperature)[0]
@@ -293,7 +281,7 @@ class Conv25d(DepthConv2d):
     """
 
     def receptive_field(self, d: Tensor) -> Tensor:
-        """g_k at relative depth differences ``d`` of any shape: (K, *d.shape)."""
+        """Return g_k at relative depth differences ``d`` of any shape: (K, *d.shape)."""
         return hard_assign(d.unsqueeze(0), self.kernels)[0]
 
     def assign(self, geometry: Geometry, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -331,7 +319,7 @@ class DepthAwareConv2d(DepthConv2d):
         self.alpha = _check_alpha(alpha)
 
     def receptive_field(self, difference: Tensor) -> Tensor:
-        """g_1 at depth differences in metres, the only unit this layer knows: (1, *difference.shape)."""
+        """Return g_1 at depth differences in metres, the only unit this layer knows: (1, *difference.shape)."""
         return depth_aware_assign(difference.unsqueeze(0), self.alpha)[0]
 
     def assign(self, geometry: Geometry, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -361,7 +349,7 @@ class DepthAwareAvgPool2d(nn.Module):
         self.alpha = _check_alpha(alpha)
 
     def forward(self, x: Tensor, geometry: Geometry) -> Tensor:
-        """x (N, C, H, W) at any rate of the geometry's image → (N, C, Hout, Wout)."""
+        """Map x (N, C, H, W), at any rate of the geometry's image, to (N, C, Hout, Wout)."""
         channels = x.shape[1] if x.ndim == 4 else 0
         weight = x.new_ones(channels, 1, *self.window.kernel_size)
         _check_inputs(x, weight, self.window, channels, geometry)

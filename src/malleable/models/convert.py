@@ -1,17 +1,13 @@
 """Put the layers into a network that already exists.
 
-How depth reaches a layer deep inside foreign code. The layer is called as ``conv(x)``, so the geometry must come from
-beside the arguments. Rewriting the graph (FX) fails on code it cannot trace; tagging tensors fails at the first
-operator, which drops the tag; a global or context variable is shared by networks that have nothing to do with each
-other. So every converted network owns one slot. The wrapper's forward puts the pass's geometry there and takes it out
-again in a ``finally``; each placed layer has a forward pre-hook that hands it on. Only Python sees the slot:
-``torch.compile`` and ``torch.export`` trace through it and keep the plain data flow, autocast and DDP never meet it. It
-holds one value per thread, so replicas and servers that run one network from several threads do not mix; it copies and
-pickles as an empty slot of its own, shared by the layers of the copy. Activation checkpointing runs layers again during
-backward, after the forward pass has ended: gradient hooks on the outputs name, when the backward of a pass begins, the
-geometry of that very pass. The engine runs the nodes of a later pass before those of an earlier one, so even one
-backward over two passes finds the right geometry for each. A layer that finds none says so; it never takes another
-pass's.
+Foreign code calls a layer as ``conv(x)``, so the geometry must come from beside the arguments. Rewriting the graph (FX)
+fails on code it cannot trace; tags on tensors are dropped by the first operator; a global is shared by networks that
+have nothing to do with each other. So every converted network owns one slot: its forward puts the geometry of the pass
+there, and a forward pre-hook of each placed layer hands it on. Compilers trace through the slot and keep the plain data
+flow. It holds one value per thread, and copies and pickles as an empty slot that the layers of the copy share.
+Activation checkpointing runs layers again during backward: gradient hooks on the outputs then name the geometry of that
+very pass. Autograd runs the nodes of a later pass before those of an earlier one, so even one backward over two passes
+finds the right geometry for each. A layer that finds none says so; it never takes another pass's.
 """
 
 from __future__ import annotations
@@ -45,7 +41,7 @@ _DEFAULT_KERNELS = 3
 
 
 class Slot(threading.local):
-    """Where the placed layers of one network find the geometry of the pass they run in."""
+    """Holds the geometry of the running pass for the placed layers of one network."""
 
     def __init__(self) -> None:  # runs once in every thread that looks here
         self.geometry: Geometry | None = None  # of the forward pass that is running
@@ -57,7 +53,7 @@ class Slot(threading.local):
     def supply(
         self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Forward pre-hook of a placed layer: add the geometry, unless the caller gave one."""
+        """Add the geometry to the arguments of a placed layer, as its forward pre-hook, unless the caller gave one."""
         given = (*args, *kwargs.values())  # nn.Conv2d calls its argument input, the layers theirs x
         return None if len(given) > 1 else ((*given, self._current()), {})
 
@@ -89,7 +85,7 @@ def _in_backward() -> bool:
 
 @dataclass(frozen=True)
 class Placed:
-    """A layer that conversion put into a network; :meth:`Converted.layers` has the layer itself."""
+    """Names a layer that conversion put into a network; :meth:`Converted.layers` has the layer itself."""
 
     name: str  # as in the network that was converted
     stage: str | None  # "res2" … "res5"; None if not known
@@ -99,7 +95,7 @@ class Placed:
 class Converted(nn.Module):
     """A network that is called as ``model`` is, plus ``depth=`` and ``focal=``, and answers as it does.
 
-    Made by :func:`convert`. Parameters are those of ``model``, under ``model.`` in the state dict.
+    :func:`convert` makes it. Parameters are those of ``model``, under ``model.`` in the state dict.
     """
 
     def __init__(self, model: nn.Module, placed: Iterable[Placed] = ()) -> None:
@@ -129,7 +125,11 @@ class Converted(nn.Module):
         if depth is None or focal is None:
             missing = "depth" if depth is None else "focal"
             raise ValueError(f"{missing} is missing: call net(image, depth=depth, focal=focal)")
-        _check_image((*args, *kwargs.values()), depth)
+        inputs = (*args, *kwargs.values())
+        image = next((value for value in inputs if isinstance(value, Tensor) and value.ndim == 4), depth)
+        if image.shape[-2:] != depth.shape[-2:]:  # rates would be wrong
+            resolution, given = tuple(image.shape[-2:]), tuple(depth.shape[-2:])
+            raise ValueError(f"depth must have the resolution of the image, {resolution}, got {given}")
         geometry = Geometry(depth, focal)
         slot = self._slot
         outer, slot.geometry = slot.geometry, geometry
@@ -144,24 +144,24 @@ class Converted(nn.Module):
     def original_state(self) -> dict[str, Tensor]:
         """Return the state dict of the network before conversion, with the weights of each layer's first kernel."""
         state = dict(self.model.state_dict())
-        for name, layer in self._named_layers():
+        for prefix, layer in self._prefixed_layers():
             for key in layer.state_dict().keys() - {"weight", "bias"}:
-                del state[_key(name, key)]
-            state[_key(name, "weight")] = layer.weight.detach()[: layer.out_channels]
+                del state[prefix + key]
+            state[f"{prefix}weight"] = layer.weight.detach()[: layer.out_channels]
         return state
 
     def load_original(self, state: Mapping[str, Tensor]) -> None:
         """Load a state dict of the network before conversion: weights go into every kernel (paper, 3.3)."""
         original = self.original_state()
         added = {key: value for key, value in self.model.state_dict().items() if key not in original}
-        weights = {_key(name, "weight"): layer.kernels for name, layer in self._named_layers()}
+        weights = {f"{prefix}weight": layer.kernels for prefix, layer in self._prefixed_layers()}
         repeated = {key: torch.cat([state[key]] * kernels) for key, kernels in weights.items() if key in state}
         self.model.load_state_dict({**added, **state, **repeated})
 
-    def _named_layers(self) -> list[tuple[str, DepthConv2d]]:
-        """List the placed layers under every name that they have."""
+    def _prefixed_layers(self) -> list[tuple[str, DepthConv2d]]:
+        """List the placed layers by every prefix that they have in the state dict; the network itself has none."""
         modules = self.model.named_modules(remove_duplicate=False)
-        return [(name, module) for name, module in modules if isinstance(module, DepthConv2d)]
+        return [(f"{name}." if name else "", module) for name, module in modules if isinstance(module, DepthConv2d)]
 
 
 def convert(
@@ -197,7 +197,11 @@ def convert(
         raise ValueError("model already has depth-seeing convolutions; convert the original network instead")
     if conv is None:
         return Converted(copy.deepcopy(model))
-    seen, failure = _try_to_watch(model, example)
+    seen, failure = None, None
+    try:
+        seen = watch(model, example)
+    except Exception as error:  # foreign code may fail in any way; it matters only if the stages are asked for
+        failure = error
     names = _select(model, where, seen, failure)
     placed = [Placed(name, None, seen.rate(name) if seen else None) for name in names]
     return place(copy.deepcopy(model), placed, conv, kernels, options)
@@ -205,36 +209,21 @@ def convert(
 
 def place(model: nn.Module, placed: Sequence[Placed], conv: str, kernels: int, options: dict[str, Any]) -> Converted:
     """Put a layer in each of the places ``placed`` of ``model`` itself."""
-    layer_type, options = _layer(conv, kernels, options)
-    for layer in placed:
-        model = _replace(model, layer.name, layer_type, options)
-    return Converted(model, placed)
-
-
-def _layer(conv: str, kernels: int, options: dict[str, Any]) -> tuple[type[DepthConv2d], dict[str, Any]]:
     if conv not in CONVOLUTIONS:
         raise ValueError(f"conv must be None or one of {', '.join(map(repr, CONVOLUTIONS))}, got {conv!r}")
     if conv != "depth_aware":
-        return CONVOLUTIONS[conv], {"kernels": kernels, **options}
-    if kernels not in (1, _DEFAULT_KERNELS):
+        options = {"kernels": kernels, **options}
+    elif kernels not in (1, _DEFAULT_KERNELS):
         raise ValueError(f"kernels must be 1 for conv='depth_aware', which has a single kernel, got {kernels}")
-    return DepthAwareConv2d, options
-
-
-def _try_to_watch(model: nn.Module, example: Tensor | None) -> tuple[Watched | None, Exception | None]:
-    try:
-        return watch(model, example), None
-    except Exception as error:  # foreign code may fail in any way; it matters only if the stages are asked for
-        return None, error
+    for layer in placed:
+        model = _replace(model, layer.name, CONVOLUTIONS[conv], options)
+    return Converted(model, placed)
 
 
 def _select(model: nn.Module, where: Where, seen: Watched | None, failure: Exception | None) -> list[str]:
     """Find the names of the convolutions to replace."""
-    candidates = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Conv2d) and sees_neighbours(module)
-    }
+    candidates = {name: module for name, module in model.named_modules() if sees_neighbours(module)}
+    kind = type(model).__name__
     if where == "first-of-stage":
         if seen is None:
             raise ValueError(
@@ -252,11 +241,11 @@ def _select(model: nn.Module, where: Where, seen: Watched | None, failure: Excep
             raise TypeError(f"where must be 'first-of-stage', 'all', names, globs or a function, got {where!r}")
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in candidates):
-                raise ValueError(f"where: {pattern!r} matches no k × k convolution, k > 1, of {_kind(model)}")
+                raise ValueError(f"where: {pattern!r} matches no k × k convolution, k > 1, of {kind}")
         names = [name for name in candidates if any(fnmatchcase(name, pattern) for pattern in patterns)]
     if not names:
         raise ValueError(
-            f"where={where!r} finds nothing to replace in {_kind(model)}, which has {len(candidates)} k × k, k > 1, "
+            f"where={where!r} finds nothing to replace in {kind}, which has {len(candidates)} k × k, k > 1, "
             "convolutions; where may also be 'all', names, globs or a function"
         )
     return names
@@ -279,21 +268,3 @@ def _replace(model: nn.Module, name: str, layer_type: type[DepthConv2d], options
             if module is conv2d:
                 parent._modules[child] = layer
     return model
-
-
-def _check_image(inputs: tuple[Any, ...], depth: Tensor) -> None:
-    """Refuse depth at another resolution than the image, the first input that can be one: rates would be wrong."""
-    image = next((value for value in inputs if isinstance(value, Tensor) and value.ndim == 4), None)
-    if image is not None and image.shape[-2:] != depth.shape[-2:]:
-        raise ValueError(
-            f"depth must have the resolution of the image, {tuple(image.shape[-2:])}, got {tuple(depth.shape[-2:])}"
-        )
-
-
-def _key(module: str, name: str) -> str:
-    """Join the name of a module and that of its tensor; the network itself has no name."""
-    return f"{module}.{name}" if module else name
-
-
-def _kind(model: nn.Module) -> str:
-    return type(model).__name__

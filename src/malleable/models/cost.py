@@ -24,7 +24,7 @@ from malleable.layers import Conv25d, DepthAwareConv2d, DepthConv2d, MalleableCo
 
 @dataclass(frozen=True)
 class Cost:
-    """What one forward pass costs."""
+    """Tells what one forward pass costs."""
 
     parameters: int
     products: int  # multiply-adds of convolutions and matrix products
@@ -84,7 +84,7 @@ def operations_per_tap(layer: DepthConv2d) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of Table 1. Multiply-adds are in G, parameters in M; None stands where the paper has no number."""
+    """Holds one line of Table 1. Multiply-adds are in G, parameters in M; None stands where the paper has no number."""
 
     method: str
     kernels: int
@@ -95,15 +95,14 @@ class Row:
     paper_parameters: float | None = None
 
 
-_METHODS = [
-    ("Baseline", None, 1),
-    ("Depth-aware", "depth_aware", 1),
-    ("Malleable 2.5D", "malleable", 1),
-    ("2.5D", "conv25d", 3),
-    ("Malleable 2.5D", "malleable", 3),
-]
 _PAPER_SETTING = ("resnet101s", (768, 768), 19, 16)
-_PAPER = [(215.673, 59.468), (215.675, 59.468), (215.679, 59.468), (234.701, 65.734), (234.711, 65.734)]
+_METHODS = [  # with the paper's multiply-adds and parameters
+    ("Baseline", None, 1, (215.673, 59.468)),
+    ("Depth-aware", "depth_aware", 1, (215.675, 59.468)),
+    ("Malleable 2.5D", "malleable", 1, (215.679, 59.468)),
+    ("2.5D", "conv25d", 3, (234.701, 65.734)),
+    ("Malleable 2.5D", "malleable", 3, (234.711, 65.734)),
+]
 
 
 def table(
@@ -114,7 +113,7 @@ def table(
 
     is_paper = (backbone, tuple(size), classes, output_stride) == _PAPER_SETTING
     rows = []
-    for (method, conv, kernels), paper in zip(_METHODS, _PAPER, strict=True):
+    for method, conv, kernels, paper in _METHODS:
         with torch.device("meta"):
             net = DeepLabV3Plus(backbone, classes, conv, kernels, output_stride=output_stride)
         cost = measure(net, size)

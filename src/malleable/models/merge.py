@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class ConvNormAct(nn.Sequential):
-    """Convolution of odd kernel size that keeps the map's size, batch norm, ReLU."""
+    """Applies a convolution of odd kernel size that keeps the map's size, batch norm, and ReLU."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
         super().__init__(
@@ -20,7 +20,7 @@ class ConvNormAct(nn.Sequential):
 
 
 class ResidualUnit(nn.Module):
-    """RefineNet's residual convolution unit, with batch norm: x + 3×3(ReLU(3×3(ReLU(x))))."""
+    """Computes RefineNet's residual convolution unit, with batch norm: x + 3×3(ReLU(3×3(ReLU(x))))."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class ResidualUnit(nn.Module):
 
 
 class Merge(nn.Module):
-    """Multi-stage merging block (paper, 4.2), after RefineNet and RDFNet; drawn in docs/models.md.
+    """Merges stages (paper, 4.2), after RefineNet and RDFNet; docs/models.md has a drawing.
 
     Every stage is brought to ``channels`` and refined by a residual unit. Then, from the coarsest stage to the finest,
     the two maps that meet pass a 3×3 convolution each, are summed at the finer size and refined again. The pooling

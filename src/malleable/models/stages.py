@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ _SIZE = (128, 128)  # a map at rate 32 still has 4 × 4 pixels, and a pass takes
 
 @dataclass
 class Watched:
-    """One pass through a network. Names are those of ``named_modules``; dicts are in the order of execution."""
+    """Tells what a network did in one pass. Names are those of ``named_modules``; dicts are in order of execution."""
 
     image: tuple[int, int]
     convolutions: dict[str, tuple[int, int]] = field(default_factory=dict)  # k × k, k > 1 → (height, width) of input
@@ -27,10 +27,8 @@ class Watched:
 
     def rate(self, name: str) -> float | None:
         """Tell the down-sampling rate of the map that convolution ``name`` reads; None if it did not run."""
-        if name not in self.convolutions:
-            return None
-        size = self.convolutions[name]
-        return integer_rate(self.image, size) or self.image[0] / size[0]
+        size = self.convolutions.get(name)
+        return None if size is None else integer_rate(self.image, size) or self.image[0] / size[0]
 
     def first_of_stages(self, model: nn.Module) -> list[str]:
         """Find the first k × k convolution of the first residual unit of every stage, in the order of execution.
@@ -60,7 +58,10 @@ class Watched:
 @torch.no_grad()
 def watch(model: nn.Module, example: Tensor | None = None) -> Watched:
     """Run a twin of ``model`` in eval mode on ``example``, by default a blank image of 128 × 128."""
-    example = _example(model) if example is None else example
+    if example is None:
+        channels = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
+        like = next(model.parameters(), torch.empty(0))
+        example = torch.zeros(1, channels, *_SIZE, device=like.device, dtype=like.dtype)
     weights = {id(parameter): parameter for parameter in model.parameters()}
     twin = copy.deepcopy(model, weights).eval()  # weights are shared; whatever the pass writes stays with the twin
     watcher = _Watcher(Watched(image=(example.shape[-2], example.shape[-1])))
@@ -100,15 +101,9 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def sees_neighbours(module: nn.Module) -> bool:
+def sees_neighbours(module: nn.Module) -> TypeGuard[nn.Conv2d]:
     """Tell whether ``module`` is a 2-D convolution with a kernel larger than 1 × 1."""
     return isinstance(module, nn.Conv2d) and max(module.kernel_size) > 1
-
-
-def _example(model: nn.Module) -> Tensor:
-    channels = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
-    like = next(model.parameters(), torch.empty(0))
-    return torch.zeros(1, channels, *_SIZE, device=like.device, dtype=like.dtype)
 
 
 def _place(name: str) -> str:

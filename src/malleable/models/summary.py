@@ -12,7 +12,7 @@ from malleable.models.convert import CONVOLUTIONS, Converted
 
 @dataclass(frozen=True)
 class Replaced:
-    """One depth-seeing layer of a network."""
+    """Describes one depth-seeing layer of a network."""
 
     name: str
     kind: str  # "malleable", "conv25d" or "depth_aware"
@@ -24,7 +24,7 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Summary:
-    """The depth-seeing layers of a network in the order they are registered; ``print`` shows them as a table."""
+    """Lists the depth-seeing layers of a network in the order they are registered; ``print`` shows a table."""
 
     layers: tuple[Replaced, ...]
 

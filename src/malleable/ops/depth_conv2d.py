@@ -31,7 +31,7 @@ def depth_conv2d(
     groups: int = 1,
     engine: str = "auto",
 ) -> Tensor:
-    """Convolution with K kernels whose taps are weighted pixel by pixel (paper, Eq. 8).
+    """Convolve with K kernels whose taps are weighted pixel by pixel (paper, Eq. 8).
 
     ``y(i) = Σ_k Σ_p assign_k(i, p) · w_k(p) · x(i + p) + bias``, differentiable in every tensor.
 
@@ -53,7 +53,7 @@ def depth_conv2d(
 def convolve(
     x: Tensor, weight: Tensor, assign: Tensor, bias: Tensor | None, window: Window, groups: int, engine: str = "auto"
 ) -> Tensor:
-    """:func:`depth_conv2d` for a caller that has a window already."""
+    """Run :func:`depth_conv2d` for a caller that has a window already."""
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
@@ -65,8 +65,7 @@ def convolve(
         return y if bias is None else y + bias.view(-1, 1, 1)
     if not torch.compiler.is_compiling() and (x.is_meta or isinstance(x, FakeTensor)):  # no kernel will see these
         check_engine(engine)
-        check_features(x, weight, window, groups)
-        _check_assign(x, weight, assign, bias, window, groups)
+        _check(x, weight, assign, bias, window, groups)
     settings = (list(window.stride), list(window.padding), list(window.dilation), groups, engine)
     return cast(Tensor, operator(x, weight, assign, bias, *settings))
 
@@ -83,7 +82,8 @@ def operator(
     groups: int,
     engine: str,
 ) -> Tensor:
-    window = _check(x, weight, assign, bias, stride, padding, dilation, groups)
+    window = _window(weight, stride, padding, dilation)
+    _check(x, weight, assign, bias, window, groups)
     with torch.autocast(x.device.type, enabled=False):
         y = choose(engine, x, weight, assign, window, groups).forward(x, weight, assign, window, groups)
     if bias is not None:
@@ -111,8 +111,9 @@ def operator_backward(
     engine: str,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and assign; an empty tensor stands for one that is not needed."""
-    window = _check(x, weight, assign, None, stride, padding, dilation, groups)
+    """Compute the gradients of x, weight and assign; an empty tensor stands for one that is not needed."""
+    window = _window(weight, stride, padding, dilation)
+    _check(x, weight, assign, None, window, groups)
     _check_alike(x, grad=grad)
     expected = (x.shape[0], weight.shape[0] // assign.shape[1], *assign.shape[-2:])
     check_shape("grad", grad, "(N, O, Hout, Wout)", expected)
@@ -157,41 +158,25 @@ operator.register_autograd(_differentiate, setup_context=_keep)
 
 @register_flop_formula(torch.ops.malleable.depth_conv2d)
 def _(x: Any, weight: Any, assign: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    """Two per multiply-add, as for a convolution: the products of every kernel, tap, channel and output pixel."""
+    """Count two per multiply-add, as for a convolution: every kernel, tap, channel and output pixel has one."""
     return int(2 * prod((x[0], *weight, *assign[-2:])))
 
 
 @register_flop_formula(torch.ops.malleable.depth_conv2d_backward)
 def _(grad: Any, x: Any, weight: Any, assign: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    """One pass of products for x and assign together, one for the weights."""
+    """Count one pass of products for x and assign together, one for the weights."""
     needs = args[-1]
     return int(2 * prod((x[0], *weight, *assign[-2:])) * ((needs[0] or needs[2]) + needs[1]))
 
 
-def _check(
-    x: Tensor,
-    weight: Tensor,
-    assign: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Window:
-    """Refuse what the operator cannot compute; the window that its lists describe."""
+def _window(weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Window:
+    """Build the window that the operator's lists describe."""
     kernel_size = _kernel_size(weight)
     if len(padding) != 4 or min(padding) < 0:
         raise ValueError(f"padding must be four integers ≥ 0 (left, right, top, bottom), got {list(padding)}")
     left, right, top, bottom = padding
-    window = Window(
-        kernel_size,
-        pair("stride", stride, minimum=1),
-        (left, right, top, bottom),
-        pair("dilation", dilation, minimum=1),
-    )
-    check_features(x, weight, window, groups)
-    _check_assign(x, weight, assign, bias, window, groups)
-    return window
+    step, spread = pair("stride", stride, minimum=1), pair("dilation", dilation, minimum=1)
+    return Window(kernel_size, step, (left, right, top, bottom), spread)
 
 
 def check_features(x: Tensor, weight: Tensor, window: Window, groups: int) -> None:
@@ -214,8 +199,9 @@ def check_features(x: Tensor, weight: Tensor, window: Window, groups: int) -> No
         )
 
 
-def _check_assign(x: Tensor, weight: Tensor, assign: Tensor, bias: Tensor | None, window: Window, groups: int) -> None:
-    """Refuse an ``assign`` or ``bias`` that does not belong to ``x`` and ``weight``."""
+def _check(x: Tensor, weight: Tensor, assign: Tensor, bias: Tensor | None, window: Window, groups: int) -> None:
+    """Refuse what the operator cannot compute."""
+    check_features(x, weight, window, groups)
     if assign.ndim != 5:
         raise ValueError(f"assign must have shape (N, K, taps, Hout, Wout), got {tuple(assign.shape)}")
     rows, kernels = weight.shape[0], assign.shape[1]

@@ -13,7 +13,7 @@ Pair = int | Sequence[int]
 
 
 class Window(NamedTuple):
-    """Where a convolution looks. Taps are numbered row by row; the center is tap (kh // 2, kw // 2)."""
+    """Tells where a convolution looks. Taps are numbered row by row; the center is tap (kh // 2, kw // 2)."""
 
     kernel_size: tuple[int, int]
     stride: tuple[int, int] = (1, 1)
@@ -46,12 +46,12 @@ class Window(NamedTuple):
 
     @property
     def center(self) -> int:
-        """Index of the tap that relative depth is measured from."""
+        """Tell the index of the tap that relative depth is measured from."""
         kh, kw = self.kernel_size
         return kh // 2 * kw + kw // 2
 
     def output_size(self, size: Sequence[int]) -> tuple[int, int]:
-        """Size of the output map for an input map of ``size`` (height, width)."""
+        """Compute the size of the output map for an input map of ``size`` (height, width)."""
         left, right, top, bottom = self.padding
         padded = (size[0] + top + bottom, size[1] + left + right)
         height, width = (
@@ -61,11 +61,11 @@ class Window(NamedTuple):
         return height, width
 
     def views(self, x: Tensor) -> Iterator[Tensor]:
-        """What each tap reads of the zero-padded ``x`` (N, C, H, W), in tap order: views (N, C, Hout, Wout)."""
+        """Yield what each tap reads of the zero-padded ``x`` (N, C, H, W), in tap order: views (N, C, Hout, Wout)."""
         return self.views_of_padded(F.pad(x, self.padding), self.output_size(x.shape[-2:]))
 
     def views_of_padded(self, padded: Tensor, output_size: tuple[int, int]) -> Iterator[Tensor]:
-        """The views themselves, for a caller that has padded already or writes through them."""
+        """Yield the views themselves, for a caller that has padded already or writes through them."""
         for i in range(self.kernel_size[0]):
             rows = _every(padded, 2, i * self.dilation[0], self.stride[0], output_size[0])
             for j in range(self.kernel_size[1]):
@@ -73,7 +73,7 @@ class Window(NamedTuple):
 
 
 def _every(x: Tensor, dim: int, start: int, step: int, length: int) -> Tensor:
-    """``length`` entries of dimension ``dim`` from ``start`` on, ``step`` apart."""
+    """Take ``length`` entries of dimension ``dim`` from ``start`` on, ``step`` apart."""
     if step > 1 and torch.compiler.is_compiling():
         # A slice with a symbolic end makes export demand sizes that are multiples of the stride; a gather does not.
         return x.index_select(dim, torch.arange(length, device=x.device) * step + start)
@@ -82,7 +82,7 @@ def _every(x: Tensor, dim: int, start: int, step: int, length: int) -> Tensor:
 
 
 def pair(name: str, value: Pair, minimum: int) -> tuple[int, int]:
-    """``value`` as (vertical, horizontal), or an error that names the argument."""
+    """Return ``value`` as (vertical, horizontal), or raise an error that names the argument."""
     values = tuple(value) if isinstance(value, Sequence) else (value, value)
     if len(values) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) and v >= minimum for v in values):
         raise ValueError(f"{name} must be an integer ≥ {minimum} or a pair of them, got {value!r}")

@@ -9,8 +9,7 @@ from typing import Protocol, cast
 
 from torch import Tensor
 
-from malleable.ops.engines import blocks, native, plain
-from malleable.ops.engines import triton as triton_engine
+from malleable.ops.engines import blocks, native, plain, triton
 from malleable.ops.engines.plain import Gradients, Needs
 from malleable.ops.window import Window
 
@@ -32,9 +31,7 @@ class Engine(Protocol):
     ) -> Gradients: ...
 
 
-ENGINES: dict[str, Engine] = {
-    engine.name: engine for engine in cast(list[Engine], [triton_engine, native, blocks, plain])
-}
+ENGINES: dict[str, Engine] = {run.name: run for run in cast(list[Engine], [triton, native, blocks, plain])}
 """The engines by name, in the order in which they are preferred."""
 
 

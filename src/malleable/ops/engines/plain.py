@@ -29,9 +29,10 @@ def forward(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: i
     """
     w = _split(weight, assign.shape[1], groups).permute(4, 1, 2, 0, 3).flatten(3).flatten(1, 2)  # (taps, O, K·c)
     y: Tensor | None = None
+    accumulator = torch.promote_types(x.dtype, torch.float32)
     for p, patch in enumerate(window.views(x)):
         weighted = _weigh(patch, assign[:, :, p], groups).flatten(1, 3)  # (N, G·K·c, Hout, Wout)
-        term = F.conv2d(weighted, w[p, :, :, None, None], groups=groups).to(_accumulator(x.dtype))
+        term = F.conv2d(weighted, w[p, :, :, None, None], groups=groups).to(accumulator)
         y = term if y is None else y + term
     assert y is not None
     return y.to(x.dtype)
@@ -44,8 +45,8 @@ def backward(
 
     Patches are made again tap by tap, so nothing larger than one tap's is ever kept.
     """
-    dtype = x.dtype
-    grad, x, weight, assign = (t.to(_accumulator(dtype)) for t in (grad, x, weight, assign))
+    dtype, accumulator = x.dtype, torch.promote_types(x.dtype, torch.float32)
+    grad, x, weight, assign = (t.to(accumulator) for t in (grad, x, weight, assign))
     w = _split(weight, assign.shape[1], groups)
     gy = torch.unflatten(grad, 1, (groups, -1))  # (N, G, o, Hout, Wout)
     left, right, top, bottom = window.padding
@@ -84,7 +85,3 @@ def _split(weight: Tensor, kernels: int, groups: int) -> Tensor:
 def _weigh(patch: Tensor, g: Tensor, groups: int) -> Tensor:
     """Compute g_k(i, i + p) · x(i + p) of one tap: (N, C, ...) and (N, K, ...) give (N, G, K, c, ...)."""
     return torch.unflatten(patch, 1, (groups, 1, -1)) * g[:, None, :, None]
-
-
-def _accumulator(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

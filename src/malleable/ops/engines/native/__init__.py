@@ -157,8 +157,7 @@ def _join_groups(weight: Tensor, kernels: int, groups: int, together: int) -> Te
         return weight
     blocks = weight.view(kernels * groups // together, together, -1, *weight.shape[1:])
     joined = weight.new_zeros(*blocks.shape[:3], together, *weight.shape[1:])
-    for i in range(together):
-        joined[:, i, :, i] = blocks[:, i]
+    joined.diagonal(dim1=1, dim2=3).copy_(blocks.movedim(1, -1))
     return joined.view(weight.shape[0], together * weight.shape[1], *weight.shape[2:])
 
 
@@ -168,5 +167,4 @@ def _part_groups(joined: Tensor, kernels: int, groups: int, together: int) -> Te
         return joined
     channels = joined.shape[1] // together
     blocks = joined.view(kernels * groups // together, together, -1, together, channels, *joined.shape[2:])
-    parted = torch.stack([blocks[:, i, :, i] for i in range(together)], dim=1)
-    return parted.reshape(joined.shape[0], channels, *joined.shape[2:])
+    return blocks.diagonal(dim1=1, dim2=3).movedim(-1, 1).reshape(joined.shape[0], channels, *joined.shape[2:])

@@ -127,9 +127,8 @@ def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, wi
     pixels = grad.shape[0] * grad.shape[2] * grad.shape[3]
     common = _arguments(x, weight, assign, window, groups, pixels)
     tiles = window.taps * groups * _blocks(common["IN_C"], 64) * _blocks(common["OUT_C"], 64)
-    wanted = min(
-        4 * _processors(x.device) // tiles, WORKSPACE // (4 * weight.numel()), _blocks(pixels, 8 * _SPLIT_PIXELS)
-    )
+    processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 64
+    wanted = min(4 * processors // tiles, WORKSPACE // (4 * weight.numel()), _blocks(pixels, 8 * _SPLIT_PIXELS))
     per_split = _blocks(_blocks(pixels, max(1, wanted)), _SPLIT_PIXELS) * _SPLIT_PIXELS
     splits = _blocks(pixels, per_split)
     rows, columns, kh, kw = weight.shape
@@ -194,10 +193,6 @@ def _arithmetic(dtype: torch.dtype) -> str:
 def _packed(weight: Tensor) -> Tensor:
     """Lay weights out as (K·O, kh, kw, C / groups) in memory: no copy for channels-last ones."""
     return weight.permute(0, 2, 3, 1).contiguous()
-
-
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 64
 
 
 def _blocks(n: int, size: int) -> int:
