@@ -45,13 +45,11 @@ def measure(net: nn.Module, size: Sequence[int], batch: int = 1, channels: int =
     shared = {id(t): t for t in (*net.parameters(), *net.buffers())}
     twin = copy.deepcopy(net, shared).eval()
     layers = [module for module in twin.modules() if isinstance(module, DepthConv2d)]
-    assignment = 0
+    operations: list[int] = []
 
-    def count(layer: nn.Module, args: object, output: torch.Tensor) -> None:
-        nonlocal assignment
-        assert isinstance(layer, DepthConv2d)
+    def count(layer: DepthConv2d, args: object, output: torch.Tensor) -> None:
         pixels = output.shape[0] * output.shape[2] * output.shape[3]
-        assignment += operations_per_tap(layer) * layer.window.taps * pixels
+        operations.append(operations_per_tap(layer) * layer.window.taps * pixels)
 
     for layer in layers:
         layer.register_forward_hook(count)
@@ -64,7 +62,7 @@ def measure(net: nn.Module, size: Sequence[int], batch: int = 1, channels: int =
         depth = {"depth": torch.empty(batch, 1, height, width), "focal": float(width)} if layers else {}
         functional_call(twin, fakes, (image,), depth)
     parameters = sum(parameter.numel() for parameter in net.parameters())
-    return Cost(parameters, counter.get_total_flops() // 2, assignment)
+    return Cost(parameters, counter.get_total_flops() // 2, sum(operations))
 
 
 def operations_per_tap(layer: DepthConv2d) -> int:

@@ -58,17 +58,13 @@ def summary(net: nn.Module) -> Summary:
         if isinstance(converted, Converted)
         for placed, layer in zip(converted.placed, converted.layers().values(), strict=True)
     }
-    return Summary(
-        tuple(
-            _describe(name, layer, rates.get(id(layer)))
-            for name, layer in net.named_modules()
-            if isinstance(layer, DepthConv2d)
-        )
-    )
-
-
-def _describe(name: str, layer: DepthConv2d, rate: float | None) -> Replaced:
-    kind = next((kind for kind, layer_type in CONVOLUTIONS.items() if type(layer) is layer_type), type(layer).__name__)
-    parameters = sum(parameter.numel() for parameter in layer.parameters())
-    original = layer.weight.numel() // layer.kernels + (0 if layer.bias is None else layer.bias.numel())
-    return Replaced(name, kind, rate, layer.kernels, parameters, parameters - original)
+    kinds: dict[type, str] = {layer_type: kind for kind, layer_type in CONVOLUTIONS.items()}
+    layers = []
+    for name, layer in net.named_modules():
+        if isinstance(layer, DepthConv2d):
+            kind = kinds.get(type(layer), type(layer).__name__)
+            parameters = sum(parameter.numel() for parameter in layer.parameters())
+            original = layer.weight.numel() // layer.kernels + (0 if layer.bias is None else layer.bias.numel())
+            added = parameters - original
+            layers.append(Replaced(name, kind, rates.get(id(layer)), layer.kernels, parameters, added))
+    return Summary(tuple(layers))

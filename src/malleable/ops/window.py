@@ -27,12 +27,10 @@ class Window(NamedTuple):
         step = pair("stride", stride, minimum=1)
         spread = pair("dilation", dilation, minimum=1)
         if padding == "valid":
-            return cls(kernel, step, (0, 0, 0, 0), spread)
+            padding = 0
         if padding == "same":
             if step != (1, 1):
-                raise ValueError(
-                    f"padding='same' needs stride 1, got stride {step}; give the padding as numbers instead"
-                )
+                raise ValueError(f"padding='same' needs stride 1, got stride {step}; give the padding as numbers")
             height, width = (d * (k - 1) for k, d in zip(kernel, spread, strict=True))
             return cls(kernel, step, (width // 2, width - width // 2, height // 2, height - height // 2), spread)
         if isinstance(padding, str):
