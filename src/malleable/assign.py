@@ -1,4 +1,4 @@
-"""The assigning functions g_k: which share of a neighbour each kernel takes (paper, Eqs. 5-7, 10 and 11).
+"""The assigning functions g_k say which share of a neighbour each kernel takes (paper, Eqs. 5-7, 10 and 11).
 
 Eq. 1 gives a *nearer* neighbour a positive relative difference d, so kernels with positive centers look in front of the
 center pixel and those with negative centers behind it. (The paper's appendix numbers its kernels the other way round.)

@@ -1,4 +1,4 @@
-"""The layers' mathematics as functions."""
+"""This is the layers' mathematics as functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Depth and focal length of a batch, and what a convolution at any rate needs of them (paper, Eq. 1)."""
+"""Geometry holds a batch's depth and focal length, and gives convolutions at any rate what they need (paper, Eq. 1)."""
 
 from __future__ import annotations
 

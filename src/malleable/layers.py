@@ -1,4 +1,4 @@
-"""The layers: a constructor, an assigning function, one call to the operator."""
+"""The layers have a constructor, an assigning function, and one call to the operator each."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class DepthConv2d(nn.Module):
 
 
 class MalleableConv2d(DepthConv2d):
-    """Convolution whose K kernels learn how far they reach along the depth axis (paper, Eq. 8).
+    """Convolves with K kernels that learn how far they reach along the depth axis (paper, Eq. 8).
 
     The first eight arguments are ``nn.Conv2d``'s, and so is the output. On top of the weights there are 2K + 3 numbers:
 
@@ -275,9 +275,9 @@ class MalleableConv2d(DepthConv2d):
 
 
 class Conv25d(DepthConv2d):
-    """2.5D convolution: K kernels that split the depth axis into cells of fixed width (paper, Eq. 11).
+    """Convolves in 2.5D: K kernels split the depth axis into cells of fixed width (paper, Eq. 11).
 
-    Arguments as :class:`MalleableConv2d`, less those of the learned receptive field.
+    Arguments are those of :class:`MalleableConv2d`, less those of the learned receptive field.
     """
 
     def receptive_field(self, d: Tensor) -> Tensor:
@@ -290,7 +290,7 @@ class Conv25d(DepthConv2d):
 
 
 class DepthAwareConv2d(DepthConv2d):
-    """Depth-aware convolution: one kernel, taps fading with their distance in metres (paper, Eq. 10).
+    """Convolves depth-aware: one kernel, whose taps fade with their distance in metres (paper, Eq. 10).
 
     Args:
         alpha: per metre; the other arguments as :class:`MalleableConv2d`.
@@ -331,7 +331,7 @@ class DepthAwareConv2d(DepthConv2d):
 
 
 class DepthAwareAvgPool2d(nn.Module):
-    """Average pooling whose taps fade with their distance in metres from the center, as in depth-aware convolution.
+    """Averages over taps that fade with their distance in metres from the center, as in depth-aware convolution.
 
     ``y(i) = Σ_p g(i, i+p) x(i+p) / Σ_p g(i, i+p)`` over the taps inside the map: on flat or missing depth this is
     ``nn.AvgPool2d(count_include_pad=False)``.

@@ -1,4 +1,4 @@
-"""Networks for RGB-D scene parsing."""
+"""These networks parse RGB-D scenes."""
 
 from malleable.models.deeplab import DeepLabV3Plus, deeplabv3plus
 

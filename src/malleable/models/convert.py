@@ -93,7 +93,7 @@ class Placed:
 
 
 class Converted(nn.Module):
-    """A network that is called as ``model`` is, plus ``depth=`` and ``focal=``, and answers as it does.
+    """Is called as ``model`` is, plus ``depth=`` and ``focal=``, and answers as it does.
 
     :func:`convert` makes it. Parameters are those of ``model``, under ``model.`` in the state dict.
     """

@@ -1,4 +1,4 @@
-"""Parameters and multiply-adds of a network, and the paper's Table 1.
+"""Count parameters and multiply-adds of a network, and compute the paper's Table 1.
 
 Multiply-adds are those of convolutions and matrix products; a layer with K kernels has K times those of its
 convolution. What the layers need to assign taps to kernels is counted beside them, from the formulas, one for each

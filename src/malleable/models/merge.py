@@ -1,4 +1,4 @@
-"""The parts of a segmentation head: convolution with normalisation, and the multi-stage merging block."""
+"""A segmentation head is made of these: convolution with normalisation, and the multi-stage merging block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a network does with an image: which convolution runs at which rate, and which modules are residual units."""
+"""Watch a network at work: which convolution runs at which rate, and which modules are residual units."""
 
 from __future__ import annotations
 

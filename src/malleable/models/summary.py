@@ -1,4 +1,4 @@
-"""What was replaced in a network, at which rate, and what it adds."""
+"""Say what was replaced in a network, at which rate, and what it adds."""
 
 from __future__ import annotations
 

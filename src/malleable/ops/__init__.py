@@ -1,4 +1,4 @@
-"""One operator, ``depth_conv2d``, several engines that can run it, and the choice between them."""
+"""One operator, ``depth_conv2d``, is run by the one of several engines that suits the call."""
 
 from malleable.ops.depth_conv2d import depth_conv2d
 

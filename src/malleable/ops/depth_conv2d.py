@@ -1,4 +1,4 @@
-"""``depth_conv2d`` and the PyTorch operator behind it: check, choose an engine, run, gradient and cost.
+"""``depth_conv2d`` calls a PyTorch operator that checks, chooses an engine and runs it; gradient and cost are here too.
 
 The operator checks its arguments itself, because kernels trust them: a wrong shape would have them read outside of
 memory. Devices and dtypes are also checked while a graph is traced; sizes are not, a compiler would have to prove each.

@@ -1,4 +1,4 @@
-"""``malleable::scaled_assign``: s_k · g_k of the malleable layer as one operator, in one pass over d on the CPU.
+"""``malleable::scaled_assign`` computes s_k · g_k of the malleable layer in one pass over d on the CPU.
 
 The equations themselves are in ``malleable/assign.py``; this is their fast twin, and keeps nothing but d for backward.
 Where there is no C++ library, autograd differentiates the equations: no graph can be recorded inside an operator.

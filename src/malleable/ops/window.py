@@ -1,4 +1,4 @@
-"""The sampling grid of a convolution: kernel size, stride, padding and dilation, and what they make of a map."""
+"""A window is a sampling grid: kernel size, stride, padding, dilation; it says what they make of a map."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engines that can run ``depth_conv2d``, and the one place that chooses between them."""
+"""Engines can run ``depth_conv2d``; this is the one place that chooses between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CPU engine without a compiler: weighted patches of a few rows at a time, then one matrix product.
+"""This CPU engine needs no compiler: it weighs patches of a few rows at a time for one matrix product.
 
 Patches are at most 16 MiB and are made again in backward.
 """

@@ -1,6 +1,6 @@
-"""The reference engine: Eq. 8 in plain PyTorch, one tap at a time.
+"""The reference engine computes Eq. 8 in plain PyTorch, one tap at a time.
 
-K, G: kernels and groups; c, o: channels in and out of one group. Sums run in at least float32.
+K and G count kernels and groups, c and o the channels in and out of one group. Sums run in at least float32.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fast CPU engine: C++ from ``csrc/``, called with bare pointers."""
+"""The fast CPU engine calls C++ from ``csrc/`` with bare pointers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GROUP = 32  # channels; narrower groups are run several at a time, zeros betwee
 
 
 class Problem(ctypes.Structure):
-    """The sizes and strides of one call, as ``csrc/common.h`` declares them."""
+    """Holds the sizes and strides of one call, as ``csrc/common.h`` declares them."""
 
     _fields_ = [
         *((field, ctypes.c_int32) for field in ("batch", "channels", "out_channels", "kernels", "groups")),

@@ -1,4 +1,4 @@
-"""The package's C++ source as a shared library: built on first use with the machine's compiler, then kept."""
+"""The package's C++ source is built into a shared library on first use, with the machine's compiler, and kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CUDA engine: three Triton kernels that gather patches as they multiply, so that no patch is ever stored.
+"""The CUDA engine runs three Triton kernels that gather patches as they multiply, so that no patch is ever stored.
 
 This is the host side: checks, layouts, workspaces and launches. Triton is imported when the first CUDA tensor arrives.
 """

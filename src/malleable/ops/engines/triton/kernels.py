@@ -1,4 +1,4 @@
-"""The Triton kernels of the CUDA engine: three implicit matrix products that gather their patches as they go.
+"""The Triton kernels of the CUDA engine are three implicit matrix products that gather their patches as they go.
 
 A tile is (pixels, channels). ``n, h, w`` are vectors over the pixels of a tile, ``n`` in 64 bits so that offsets are.
 Weights lie as (K, groups · out, taps, in), the assignment as (N, K, taps, Hout, Wout); IN_C and OUT_C are the channels
@@ -17,7 +17,7 @@ INTERPRETED = tl.constexpr(not isinstance(tl.cdiv, triton.JITFunction))
 
 @triton.jit
 def _pixels(index, height, width):
-    """Sample, row and column of pixels counted through maps of height × width."""
+    """Find sample, row and column of pixels counted through maps of height × width."""
     return (index // (height * width)).to(tl.int64), index // width % height, index % width
 
 
@@ -32,7 +32,7 @@ def _dot(a, b, acc, PRECISION: tl.constexpr):
 
 @triton.jit
 def _outer(pixels, channels, PIXELS_FIRST: tl.constexpr):
-    """The two vectors broadcast against each other, as (pixels, channels) or (channels, pixels)."""
+    """Broadcast the two vectors against each other, as (pixels, channels) or (channels, pixels)."""
     if PIXELS_FIRST:
         return pixels[:, None], channels[None, :]
     else:  # noqa: RET505
@@ -41,7 +41,7 @@ def _outer(pixels, channels, PIXELS_FIRST: tl.constexpr):
 
 @triton.jit
 def _place(n, h, w, c, height, width, CHANNELS: tl.constexpr, CHANNELS_LAST: tl.constexpr, PIXELS_FIRST: tl.constexpr):
-    """Offsets of a tile in a map (N, CHANNELS, height, width)."""
+    """Compute the offsets of a tile in a map (N, CHANNELS, height, width)."""
     if CHANNELS_LAST:
         pixels, channels = _outer(((n * height + h) * width + w) * CHANNELS, c, PIXELS_FIRST)
     else:
@@ -57,7 +57,7 @@ def _mask(inside, live, PIXELS_FIRST: tl.constexpr):
 
 @triton.jit
 def _load(base, n, h, w, inside, c, live, height, width, CHANNELS: tl.constexpr, CHANNELS_LAST: tl.constexpr):
-    """A tile (pixels, channels), zero where masked, read along what is contiguous."""
+    """Read a tile (pixels, channels), zero where masked, along what is contiguous."""
     offsets = _place(n, h, w, c, height, width, CHANNELS, CHANNELS_LAST, CHANNELS_LAST)
     tile = tl.load(base + offsets, mask=_mask(inside, live, CHANNELS_LAST), other=0.0)
     if CHANNELS_LAST:
@@ -68,7 +68,7 @@ def _load(base, n, h, w, inside, c, live, height, width, CHANNELS: tl.constexpr,
 
 @triton.jit
 def _store(base, tile, n, h, w, inside, c, live, height, width, CHANNELS: tl.constexpr, CHANNELS_LAST: tl.constexpr):
-    """The inverse of ``_load``."""
+    """Write a tile where ``_load`` would read it."""
     offsets = _place(n, h, w, c, height, width, CHANNELS, CHANNELS_LAST, CHANNELS_LAST)
     tile = tile.to(base.dtype.element_ty)
     if CHANNELS_LAST:
@@ -79,13 +79,13 @@ def _store(base, tile, n, h, w, inside, c, live, height, width, CHANNELS: tl.con
 
 @triton.jit
 def _scale(tile, factor):
-    """The product in the dtype of ``tile``, rounded once."""
+    """Multiply in the dtype of ``tile``, rounding once."""
     return (tile.to(tl.float32) * factor.to(tl.float32)).to(tile.dtype)
 
 
 @triton.jit
 def _first_tap(phase, padding, dilation, stride, SIZE: tl.constexpr):
-    """The first of SIZE taps through which any output reads the inputs ≡ phase (mod stride); SIZE if none does."""
+    """Find the first of SIZE taps through which any output reads the inputs ≡ phase (mod stride); SIZE if none does."""
     first = tl.full((), SIZE, tl.int32)
     for i in tl.static_range(SIZE):
         first = tl.where((phase + padding - i * dilation) % stride == 0, tl.minimum(first, i), first)
@@ -94,7 +94,7 @@ def _first_tap(phase, padding, dilation, stride, SIZE: tl.constexpr):
 
 @triton.jit
 def _reader(at, padding, tap, dilation, stride, size):
-    """The output that reads input ``at`` through ``tap``, and whether there is one."""
+    """Find the output that reads input ``at`` through ``tap``, and whether there is one."""
     reached = at + padding - tap * dilation
     return reached // stride, (reached >= 0) & (reached // stride < size)
 
@@ -107,7 +107,7 @@ def forward_kernel(
     OUT_C: tl.constexpr, CHANNELS_LAST: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_OUT: tl.constexpr,
 ):  # fmt: skip
-    """y(i) = Σ_p Σ_c Σ_k (assign_k(i, p) · x_c(i + p)) · w_k,c(p): a patch is read once and weighted K times.
+    """Compute y(i) = Σ_p Σ_c Σ_k (assign_k(i, p) · x_c(i + p)) · w_k,c(p): a patch is read once and weighted K times.
 
     Grid: (pixel blocks · out blocks, groups).
     """
@@ -148,7 +148,7 @@ def data_gradients_kernel(
     NEED_X: tl.constexpr, NEED_ASSIGN: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_OUT: tl.constexpr,
 ):  # fmt: skip
-    """Both gradients that need z_k(i, p) = w_k(p)ᵀ · grad(i), from one pass of products.
+    """Compute both gradients that need z_k(i, p) = w_k(p)ᵀ · grad(i), from one pass of products.
 
     For a block of inputs j, over the taps p and the one output i that reads j through p:
     grad_x(j) = Σ_p Σ_k assign_k(i, p) · z_k and grad_assign_k(i, p) = Σ_c x_c(j) · z_k,c. Every (i, p) inside the map
@@ -219,7 +219,7 @@ def weight_gradient_kernel(
     OUT_C: tl.constexpr, CHANNELS_LAST: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_OUT: tl.constexpr,
 ):  # fmt: skip
-    """grad_w_k(p) = Σ_i (assign_k(i, p) · grad(i)) · x(i + p)ᵀ over the pixels of one split, all K from one read.
+    """Compute grad_w_k(p) = Σ_i (assign_k(i, p) · grad(i)) · x(i + p)ᵀ over one split's pixels, all K from one read.
 
     grad_weight: (splits, K, groups · out, taps, in). Grid: (taps · in blocks · out blocks, groups, splits).
     """

@@ -1,4 +1,4 @@
-"""The tile sizes each Triton kernel may run with, and the tuner that picks one per layer on the GPU at hand."""
+"""Each Triton kernel may run with these tile sizes; the tuner picks one per layer on the GPU at hand."""
 
 # mypy: disable-error-code="import-untyped,import-not-found"
 
