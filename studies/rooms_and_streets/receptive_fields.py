@@ -16,9 +16,10 @@ import torch
 
 import malleable as mb
 from malleable.data import open_dataset
-from malleable.figures.curves import Assigning, assigning_functions, save
+from malleable.figures.curves import Assigning, assigning_functions
 from malleable.figures.inspection import Seeing, assigning, forerunners, seeing_layers
 from malleable.figures.run import METHODS, draw_fields
+from malleable.figures.style import save
 from malleable.files import read_json
 from malleable.geometry import grid_unit
 from malleable.reports.statistics import Average, shown

@@ -13,15 +13,16 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from malleable.figures import curves as figures
+from malleable.figures import diagram, pictures
+from malleable.figures.history import FieldPath
 from malleable.figures.style import (
     BLUE,
-    DEPTH_COLOURS,
     GREEN,
     ORANGE,
     SKY,
     VERMILLION,
-    kernel_colours,
-    kernel_labels,
+    kernels,
+    save,
     sides,
 )
 
@@ -57,7 +58,7 @@ def narrow_receptive_fields() -> Figure:
 
 def narrow_feature_maps() -> Figure:
     name = "res2, layer1.0.conv1"
-    return figures.feature_maps([image()], [random().random((1, 1, 6, 8))], np.zeros(1), [4], name)
+    return pictures.feature_maps([image()], [random().random((1, 1, 6, 8))], np.zeros(1), [4], name)
 
 
 def rebalancing() -> Figure:
@@ -72,31 +73,31 @@ def training() -> Figure:
 
 def receptive_field_path() -> Figure:
     centers, scales = np.tile([-2, *CENTERS, 2], (4, 1)), np.full((4, 3), 1 / 3)
-    path = figures.FieldPath(np.arange(4.0), centers, np.ones(4), scales)
+    path = FieldPath(np.arange(4.0), centers, np.ones(4), scales)
     return figures.receptive_field_path({"res2": path})
 
 
 def network() -> Figure:
-    stages = [figures.Stage("res2", 4, 64, ("layer1.0.conv1", "malleable, K = 3")), figures.Stage("res3", 8, 128)]
-    return figures.network("resnet18", 2, stages, [1, 6, 12], False, 256, 40)
+    stages = [diagram.Stage("res2", 4, 64, ("layer1.0.conv1", "malleable, K = 3")), diagram.Stage("res3", 8, 128)]
+    return diagram.network("resnet18", 2, stages, [1, 6, 12], False, 256, 40)
 
 
 def feature_maps() -> Figure:
-    return figures.feature_maps([image()], [random().standard_normal((3, 2, 6, 8))], CENTERS, [4, 9], "res2")
+    return pictures.feature_maps([image()], [random().standard_normal((3, 2, 6, 8))], CENTERS, [4, 9], "res2")
 
 
 def neighbours() -> Figure:
     taps = np.array([[x, y] for y in (2, 6, 10) for x in (4, 8, 12)])
     g = np.full((3, 9), 0.25)
-    found = figures.Neighbours((8, 6), taps, g, np.arange(9) > 0)
-    return figures.neighbours(image(), np.ones((12, 16)), found, CENTERS, "res2")
+    found = pictures.Neighbours((8, 6), taps, g, np.arange(9) > 0)
+    return pictures.neighbours(image(), np.ones((12, 16)), found, CENTERS, "res2")
 
 
 def qualitative() -> Figure:
     label = np.zeros((12, 16), int)
     label[:, 8:] = 2
     label[0] = 255
-    return figures.qualitative([image()], [np.ones((12, 16))], [label], {"ours": [label % 255]}, CLASSES, PALETTE)
+    return pictures.qualitative([image()], [np.ones((12, 16))], [label], {"ours": [label % 255]}, CLASSES, PALETTE)
 
 
 ALL = [assigning_functions, receptive_fields, rebalancing, feature_maps, qualitative, neighbours, network, training,
@@ -105,7 +106,7 @@ ALL = [assigning_functions, receptive_fields, rebalancing, feature_maps, qualita
 
 def written(figure: Figure, kind: str) -> bytes:
     file = io.BytesIO()
-    figures.save(figure, file, kind)
+    save(figure, file, kind)
     return file.getvalue()
 
 
@@ -138,10 +139,10 @@ def test_nothing_is_cut_off(draw: Callable[[], Figure]) -> None:
 
 
 def test_all_functions_are_here() -> None:
-    from malleable.figures.run import NAMES
+    from malleable.figures.run import NAMES, Portrait
 
     assert sorted(draw.__name__ for draw in ALL) == sorted(NAMES)
-    assert set(NAMES) < set(figures.__all__)
+    assert set(NAMES) < set(vars(Portrait))
 
 
 def test_settings_of_the_process_are_left_alone() -> None:
@@ -163,14 +164,14 @@ def test_kernels_are_named_by_the_sign_of_their_center_not_by_their_number() -> 
 
 def test_several_kernels_of_a_side_are_told_apart() -> None:
     names = ["further behind", "behind", "same depth", "in front", "further in front"]
-    assert kernel_labels([-2, -1, 0, 1, 2]) == names
-    assert kernel_labels([3, 2, 1]) == ["further in front 2", "further in front", "in front"]
+    assert [kernel.label for kernel in kernels([-2, -1, 0, 1, 2])] == names
+    assert [kernel.label for kernel in kernels([3, 2, 1])] == ["further in front 2", "further in front", "in front"]
 
 
 def test_a_kernel_keeps_its_colour_whatever_the_number_of_kernels() -> None:
-    assert kernel_colours([0]) == [GREEN]
-    assert kernel_colours([-1, 0, 1]) == [BLUE, GREEN, VERMILLION]
-    assert kernel_colours([2, 1, 0, -1, -2]) == [ORANGE, VERMILLION, GREEN, BLUE, SKY]
+    assert [kernel.colour for kernel in kernels([0])] == [GREEN]
+    assert [kernel.colour for kernel in kernels([-1, 0, 1])] == [BLUE, GREEN, VERMILLION]
+    assert [kernel.colour for kernel in kernels([2, 1, 0, -1, -2])] == [ORANGE, VERMILLION, GREEN, BLUE, SKY]
 
 
 def test_the_legend_goes_from_behind_to_in_front_whatever_layers_have_learned() -> None:
@@ -212,7 +213,7 @@ def test_the_error_map_tells_who_is_right() -> None:
     first, last = np.array([[0, 1, 0, 1, 1]]), np.array([[0, 0, 1, 1, 1]])
     pixels = np.zeros((1, 5, 3), np.uint8)
     predictions = {"RGB": [first], "ours": [last]}
-    figure = figures.qualitative([pixels], [np.ones((1, 5))], [label], predictions, CLASSES, PALETTE)
+    figure = pictures.qualitative([pixels], [np.ones((1, 5))], [label], predictions, CLASSES, PALETTE)
     panel = next(axes for axes in figure.axes if axes.get_title() == "errors")
     colours = [to_hex(pixel) for pixel in np.asarray(panel.images[0].get_array())[0]]
     meaning = {text.get_text(): to_hex(patch.get_facecolor()) for text, patch in _legend(figure)}
@@ -233,10 +234,10 @@ def test_the_legend_names_only_classes_that_occur() -> None:
 def test_unknown_depth_has_a_colour_that_no_known_depth_has() -> None:
     depth = np.array([[0.0, np.nan, np.inf, -1.0, 1.0, 2.0]])
     label = np.zeros((1, 6), int)
-    figure = figures.qualitative([np.zeros((1, 6, 3), np.uint8)], [depth], [label], {"a": [label]}, CLASSES, PALETTE)
+    figure = pictures.qualitative([np.zeros((1, 6, 3), np.uint8)], [depth], [label], {"a": [label]}, CLASSES, PALETTE)
     shown = np.asarray(next(axes for axes in figure.axes if axes.get_title() == "depth").images[0].get_array())[0]
     assert (shown[:4] == shown[0]).all()
-    colours = matplotlib.colormaps[DEPTH_COLOURS](np.linspace(0, 1, 256))[:, :3]
+    colours = matplotlib.colormaps[pictures.DEPTH_COLOURS](np.linspace(0, 1, 256))[:, :3]
     unknown, known = (np.atleast_2d(part) @ [0.299, 0.587, 0.114] for part in (shown[0], colours))
     assert min(abs(unknown - known)) > 0.1  # in brightness, so that all can tell, on any screen and in print
     assert any("white: unknown" in text for text in words(figure))
@@ -253,15 +254,15 @@ def with_names() -> list[Figure]:
     centers, ones = np.array([-1.0, 0.0, 1.0]), np.ones((1, 1))
     assigning = figures.Assigning(np.arange(2.0), np.ones((3, 2)), np.ones((1, 2)), centers, 1.0)
     return [
-        figures.qualitative([image()], [depth], [label], {MATHS: [label]}, [MATHS], PALETTE[:1]),
+        pictures.qualitative([image()], [depth], [label], {MATHS: [label]}, [MATHS], PALETTE[:1]),
         figures.receptive_fields({MATHS: {"res2": field}}, 1.0, 260.0),
         figures.rebalancing({MATHS: (np.ones(1), np.ones(1), np.zeros(1))}, MATHS),
         figures.training({MATHS: {"loss": (np.ones(1), np.ones(1))}, "b": {"loss": (np.ones(1), np.ones(1))}}),
-        figures.feature_maps([image()], [np.ones((1, 1, 6, 8))], np.zeros(1), [0], MATHS),
-        figures.neighbours(image(), depth, figures.Neighbours((8, 6), taps, g, np.ones(1, bool)), np.zeros(1), MATHS),
-        figures.network(MATHS, 2, [figures.Stage("res2", 4, 64, (MATHS,))], [1], False, 256, 40),
+        pictures.feature_maps([image()], [np.ones((1, 1, 6, 8))], np.zeros(1), [0], MATHS),
+        pictures.neighbours(image(), depth, pictures.Neighbours((8, 6), taps, g, np.ones(1, bool)), np.zeros(1), MATHS),
+        diagram.network(MATHS, 2, [diagram.Stage("res2", 4, 64, (MATHS,))], [1], False, 256, 40),
         figures.assigning_functions({MATHS: assigning}),
-        figures.receptive_field_path({MATHS: figures.FieldPath(np.ones(1), centers[None], np.ones(1), ones)}),
+        figures.receptive_field_path({MATHS: FieldPath(np.ones(1), centers[None], np.ones(1), ones)}),
     ]
 
 
@@ -281,13 +282,13 @@ def test_symbols_are_drawn_as_mathematics(draw: Callable[[], Figure]) -> None:
 def test_pictures_without_any_depth_are_drawn() -> None:
     label = np.zeros((4, 5), int)
     black = np.zeros((4, 5, 3), np.uint8)
-    figure = figures.qualitative([black], [np.zeros((4, 5))], [label], {"a": [label]}, CLASSES, PALETTE)
+    figure = pictures.qualitative([black], [np.zeros((4, 5))], [label], {"a": [label]}, CLASSES, PALETTE)
     assert written(figure, "png")
 
 
 def test_the_area_of_a_circle_is_what_the_kernel_takes() -> None:
     panel = next(axes for axes in neighbours().axes if axes.get_title() == "in front")
-    rim, _, filled = (circles.get_sizes() for circles in panel.collections)
+    rim, filled = (circles.get_sizes() for circles in panel.collections)
     np.testing.assert_allclose(filled, 0.25 * rim[0] * np.ones(8))  # one of nine taps lies outside
 
 

@@ -42,7 +42,7 @@ def test_paths_are_what_the_journal_wrote(tmp_path: Path) -> None:
     paths = field_paths(tmp_path)
     assert list(paths) == ["layer1.0.conv1", "layer4.0.conv1"]
     path = paths["layer4.0.conv1"]
-    assert path["steps"].tolist() == [1, 5]
-    np.testing.assert_allclose(path["centers"], [np.arange(-6, 7), np.arange(-6, 7) + np.arange(13)])
-    assert path["temperature"].tolist() == [1, 2]
-    np.testing.assert_allclose(path["scales"][1], layer.scales.tolist(), rtol=1e-6)  # type: ignore[union-attr]
+    assert path.steps.tolist() == [1, 5]
+    np.testing.assert_allclose(path.centers, [np.arange(-6, 7), np.arange(-6, 7) + np.arange(13)])
+    assert path.temperature.tolist() == [1, 2]
+    np.testing.assert_allclose(path.scales[1], layer.scales.tolist(), rtol=1e-6)  # type: ignore[union-attr]

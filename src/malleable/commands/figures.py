@@ -47,9 +47,9 @@ def figures(
         formats: png, svg or both.
         overwrite: replace files that exist.
     """
-    from malleable.figures.curves import save  # matplotlib is imported only when something is drawn
-    from malleable.figures.history import curves
+    from malleable.figures.history import curves  # matplotlib is imported only when something is drawn
     from malleable.figures.run import NAMES, Missing, Portrait
+    from malleable.figures.style import save
 
     names, kinds = _checked("only", only, NAMES) or NAMES, _checked("formats", formats, FORMATS)
     beside = None if baseline is None else load_trained(baseline)

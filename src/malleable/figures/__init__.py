@@ -1,1 +1,1 @@
-"""Arrays in, a matplotlib figure out."""
+"""Arrays go in, a matplotlib figure comes out that belongs to no window."""

@@ -1,7 +1,4 @@
-"""Figures from arrays: what receptive fields are, what they do, and how a run went. Nothing is read, nothing is run.
-
-Every function returns a matplotlib figure that belongs to no window; :func:`save` writes it.
-"""
+"""Figures of lines and bars: what receptive fields are, what they do, and how a run went."""
 
 from __future__ import annotations
 
@@ -15,50 +12,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from malleable.figures.diagram import Stage, network
-from malleable.figures.history import CURVES
-from malleable.figures.pictures import Neighbours, feature_maps, neighbours, qualitative
-from malleable.figures.style import (
-    DASHES,
-    GREY,
-    INK,
-    LINES,
-    Array,
-    headline,
-    kernel_colours,
-    kernel_labels,
-    kernel_places,
-    legend,
-    new_figure,
-    save,
-    styled,
-)
-
-__all__ = [
-    "Assigning",
-    "Field",
-    "FieldPath",
-    "Neighbours",
-    "Stage",
-    "assigning_functions",
-    "feature_maps",
-    "neighbours",
-    "network",
-    "qualitative",
-    "rebalancing",
-    "receptive_field_path",
-    "receptive_fields",
-    "save",
-    "training",
-]
+from malleable.figures.history import CURVES, FieldPath
+from malleable.figures.style import DASHES, GREY, INK, LINES, Array, headline, kernels, legend, new_figure, styled
 
 
 @dataclass(frozen=True)
 class Assigning:
-    """The assigning functions of one layer over relative depth differences ``d`` (D,).
-
-    h: (K + 2, D); g: (K, D); centers: (K + 2,).
-    """
+    """The assigning functions h (K + 2, D) and g (K, D) over relative depth differences d (D,); centers: (K + 2,)."""
 
     d: Array
     h: Array
@@ -69,46 +29,26 @@ class Assigning:
 
 @dataclass(frozen=True)
 class Field:
-    """The depth receptive field of one layer: g (K, D) of neighbours ``metres`` (D,) behind the center pixel.
-
-    centers: (K,), where each kernel looks, in grid cells.
-    """
+    """The g (K, D) of neighbours ``metres`` (D,) behind the center pixel; centers: (K,), in grid cells."""
 
     metres: Array
     g: Array
     centers: Array
 
 
-@dataclass(frozen=True)
-class FieldPath:
-    """How the receptive field of one layer moved.
-
-    steps: (S,); centers: (S, K + 2); temperature: (S,); scales: (S, K).
-    """
-
-    steps: Array
-    centers: Array
-    temperature: Array
-    scales: Array
-
-
 @styled
 def assigning_functions(states: Mapping[str, Assigning]) -> Figure:
-    """Draw h_k above, g_k below (paper, Fig. 2 and appendix 3), for every state: at the start, in each layer.
-
-    Args:
-        states: title → functions.
-    """
+    """Draw h_k above, g_k below (paper, Fig. 2 and appendix 3), in a column for each title and state."""
     figure = new_figure(max(5.0, 2.2 * len(states)), 4.6)
     panels = figure.subplots(2, len(states), squeeze=False, sharex="col", sharey="row")
     for (above, below), (title, state) in zip(panels.T, states.items(), strict=True):
-        kernels = list(_kernels(state.centers[1:-1]))
+        inner = state.centers[1:-1]
         for h, dashes in ((state.h[0], "--"), (state.h[-1], ":")):
             above.plot(state.d, h, color=GREY, linestyle=dashes, linewidth=1.3)
-        for (_, colour), h, g, a in zip(kernels, state.h[1:-1], state.g, state.centers[1:-1], strict=True):
-            above.plot(state.d, h, color=colour)
-            below.plot(state.d, g, color=colour)
-            below.axvline(a, color=colour, linewidth=0.8, linestyle=":")
+        for kernel, h, g, a in zip(kernels(inner), state.h[1:-1], state.g, inner, strict=True):
+            above.plot(state.d, h, color=kernel.colour)
+            below.plot(state.d, g, color=kernel.colour)
+            below.axvline(a, color=kernel.colour, linewidth=0.8, linestyle=":")
         above.set_title(f"{title}\nt = {state.temperature:.3g}")
         below.set_xlabel("← behind\u2003$d$\u2003in front →", parse_math=True)
         below.set_xlim(state.d[0], state.d[-1])
@@ -117,24 +57,17 @@ def assigning_functions(states: Mapping[str, Assigning]) -> Figure:
     panels[0, 0].set_ylim(-4 / coldest, 2.5 / coldest)
     panels[1, 0].set_ylabel("$g_k$", parse_math=True)
     panels[1, 0].set_ylim(0, 1.05)
-    _kernel_legend(
-        figure,
-        (state.centers[1:-1] for state in states.values()),
-        {"beyond, behind": ("--", GREY), "beyond, in front": (":", GREY)},
-    )
+    inners = [state.centers[1:-1] for state in states.values()]
+    _kernel_legend(figure, inners, {"beyond, behind": "--", "beyond, in front": ":"})
     return figure
 
 
 @styled
 def receptive_fields(methods: Mapping[str, Mapping[str, Field]], depth: float, focal: float) -> Figure:
-    """Draw depth receptive fields in metres (paper, Fig. 4 and appendix 4): a row a method, a column a stage.
+    """Draw depth receptive fields in metres (paper, Fig. 4 and appendix 4): a row a method, a column a stage (res2 …).
 
-    As in the paper, every panel is scaled to the height of its highest kernel.
-
-    Args:
-        methods: method → stage (res2 …) → its field.
-        depth: of the center pixel in metres.
-        focal: pixels.
+    As in the paper, every panel is scaled to the height of its highest kernel. ``depth`` (metres) is that of the center
+    pixel, ``focal`` is in pixels.
     """
     stages = sorted({stage for fields in methods.values() for stage in fields})
     figure = new_figure(max(5.0, 0.6 + 2.4 * len(stages)), 1.0 + 1.45 * len(methods))
@@ -144,13 +77,10 @@ def receptive_fields(methods: Mapping[str, Mapping[str, Field]], depth: float, f
             if stage not in fields:
                 panel.set_axis_off()
                 continue
-            field = fields[stage]
-            height = np.nanmax(field.g)
-            for (_, colour), g in zip(_kernels(field.centers), field.g, strict=True):
-                panel.plot(field.metres, g / height, color=colour)
-                panel.fill_between(
-                    field.metres, g / height, where=g > height / 500, color=colour, alpha=0.15, linewidth=0
-                )
+            field, height = fields[stage], np.nanmax(fields[stage].g)
+            for kernel, g in zip(kernels(field.centers), field.g / height, strict=True):
+                panel.plot(field.metres, g, color=kernel.colour)
+                panel.fill_between(field.metres, g, where=g > 0.002, color=kernel.colour, alpha=0.15, linewidth=0)
             panel.set_xlim(field.metres[0], field.metres[-1])
         row[0].set_ylabel(fill(method, 16))
     panels[0, 0].set(ylim=(0, 1.05), yticks=[0, 1])
@@ -160,7 +90,7 @@ def receptive_fields(methods: Mapping[str, Mapping[str, Field]], depth: float, f
         panel.set_xlabel("← in front\u2003metres\u2003behind →")
         panel.locator_params(axis="x", nbins=5, prune="both")
     headline(figure, f"Depth receptive fields at {depth:g} m, focal length {focal:.4g} px (height scaled to 1)")
-    _kernel_legend(figure, (field.centers for fields in methods.values() for field in fields.values()))
+    _kernel_legend(figure, (field.centers for fields in methods.values() for field in fields.values()), {})
     return figure
 
 
@@ -172,17 +102,17 @@ def rebalancing(layers: Mapping[str, tuple[Array, Array, Array]], counted: str) 
         layers: title → (shares before, shares after, centers), each (K,).
         counted: what was counted over, for the title.
     """
-    kernels = max(len(centers) for _, _, centers in layers.values())
-    figure = new_figure(max(5.0, max(2.6, 0.62 * kernels) * len(layers)), 3.4)
+    most = max(len(centers) for _, _, centers in layers.values())
+    figure = new_figure(max(5.0, max(2.6, 0.62 * most) * len(layers)), 3.4)
     panels = figure.subplots(1, len(layers), squeeze=False, sharey=True)[0]
     for panel, (title, (before, after, centers)) in zip(panels, layers.items(), strict=True):
         order = np.argsort(centers)
-        labels, colours = kernel_labels(centers), kernel_colours(centers)
+        shown = kernels(centers[order])
+        colours = [kernel.colour for kernel in shown]
         for shift, shares, alpha in ((-0.2, before, 0.4), (0.2, after, 1.0)):
-            bars = panel.bar(np.arange(len(order)) + shift, 100 * shares[order], 0.38, alpha=alpha,
-                             color=[colours[k] for k in order])  # fmt: skip
+            bars = panel.bar(np.arange(len(order)) + shift, 100 * shares[order], 0.38, alpha=alpha, color=colours)
             panel.bar_label(bars, fmt="%.0f", fontsize=8, padding=1)
-        panel.set_xticks(range(len(order)), [labels[k].replace(" ", "\n") for k in order])
+        panel.set_xticks(range(len(order)), [kernel.label.replace(" ", "\n") for kernel in shown])
         panel.set_title(title)
         panel.grid(visible=False, axis="x")
     panels[0].set_ylabel("share of pixels (%)")
@@ -195,11 +125,7 @@ def rebalancing(layers: Mapping[str, tuple[Array, Array, Array]], counted: str) 
 
 @styled
 def training(runs: Mapping[str, Mapping[str, tuple[Array, Array]]]) -> Figure:
-    """Draw how runs went.
-
-    Args:
-        runs: shown name → of ``loss``, ``lr`` and ``miou`` those there are → (steps, values), both (S,).
-    """
+    """Draw how runs went: shown name → of ``CURVES`` those there are → (steps, values), both (S,)."""
     kinds = [kind for kind in CURVES if any(kind in curves for curves in runs.values())]
     figure = new_figure(max(5.0, 3.6 * len(kinds)), 3.2 + 0.22 * (len(runs) > 1) * -(-len(runs) // 3))
     panels = figure.subplots(1, len(kinds), squeeze=False, sharex=True)[0]
@@ -222,21 +148,16 @@ def training(runs: Mapping[str, Mapping[str, tuple[Array, Array]]]) -> Figure:
 
 @styled
 def receptive_field_path(layers: Mapping[str, FieldPath]) -> Figure:
-    """Draw how centers, temperature and scales moved in training, a column a layer.
-
-    Args:
-        layers: title → path.
-    """
+    """Draw how centers, temperature and scales moved in training, in a column for each title and layer."""
     figure = new_figure(max(5.0, 2.5 * len(layers)), 6.2)
     panels = figure.subplots(3, len(layers), squeeze=False, sharex=True, sharey="row")
     for (centers, temperature, scales), (title, path) in zip(panels.T, layers.items(), strict=True):
         for border in (path.centers[:, 0], path.centers[:, -1]):
             centers.plot(path.steps, border, color=GREY, linestyle="--", linewidth=1.3)
-        for (_, colour), a, s in zip(
-            _kernels(path.centers[-1, 1:-1]), path.centers[:, 1:-1].T, path.scales.T, strict=True
-        ):
-            centers.plot(path.steps, a, color=colour)
-            scales.plot(path.steps, s, color=colour)
+        inner = path.centers[:, 1:-1]
+        for kernel, a, s in zip(kernels(inner[-1]), inner.T, path.scales.T, strict=True):
+            centers.plot(path.steps, a, color=kernel.colour)
+            scales.plot(path.steps, s, color=kernel.colour)
         temperature.plot(path.steps, path.temperature, color=INK)
         centers.set_title(title)
         scales.set_xlabel("step")
@@ -244,26 +165,13 @@ def receptive_field_path(layers: Mapping[str, FieldPath]) -> Figure:
         scales.locator_params(axis="x", nbins=4)
     for row, label in zip(panels, ("centers $a_k$", "temperature $t$", "scales $s_k$"), strict=True):
         row[0].set_ylabel(label, parse_math=True)
-    _kernel_legend(figure, (path.centers[-1, 1:-1] for path in layers.values()), {"borders": ("--", GREY)})
+    _kernel_legend(figure, (path.centers[-1, 1:-1] for path in layers.values()), {"borders": "--"})
     return figure
 
 
-def _kernels(centers: Array) -> Iterable[tuple[str, str]]:
-    """Pair the label and the colour of every kernel."""
-    return zip(kernel_labels(centers), kernel_colours(centers), strict=True)
-
-
-def _kernel_legend(
-    figure: Figure, centers: Iterable[Array], others: Mapping[str, tuple[Any, str]] | None = None
-) -> None:
-    """Add a legend of all kernels that occur, from behind to in front, and of ``others``: label → (dashes, colour)."""
-    kernels = {
-        place: kernel for layer in centers for place, kernel in zip(kernel_places(layer), _kernels(layer), strict=True)
-    }
-    ordered = [kernels[place] for place in sorted(kernels)]
-    handles = [Line2D([], [], color=colour) for _, colour in ordered]
-    labels = [label for label, _ in ordered]
-    for label, (dashes, colour) in (others or {}).items():
-        handles.append(Line2D([], [], color=colour, linestyle=dashes))
-        labels.append(label)
-    legend(figure, handles, labels)
+def _kernel_legend(figure: Figure, centers: Iterable[Array], others: Mapping[str, Any]) -> None:
+    """Add a legend of all kernels that occur, from behind to in front, and of the grey ``others``: label → dashes."""
+    shown = sorted({kernel for layer in centers for kernel in kernels(layer)})
+    handles = [Line2D([], [], color=kernel.colour) for kernel in shown]
+    handles += [Line2D([], [], color=GREY, linestyle=dashes) for dashes in others.values()]
+    legend(figure, handles, [*(kernel.label for kernel in shown), *others])

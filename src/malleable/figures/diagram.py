@@ -18,10 +18,7 @@ _ABOVE, _BELOW = 1.45, -1.15  # where merging block and replaced layers stand
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of the backbone.
-
-    stride: of its output to the image. replaced: lines about its depth-seeing layer, none if it has none.
-    """
+    """A stage of the backbone; ``replaced`` are the lines to write about its depth-seeing layer, if it has one."""
 
     name: str
     stride: int
@@ -37,11 +34,9 @@ def network(
 
     Args:
         stem: stride of the stem's output, None if not known.
-        stages: res2 … res5.
         aspp: dilation rates of the ASPP.
         merge: the decoder gets all stages through the merging block instead of the first one.
         width: channels of the decoder.
-        classes: number of classes.
     """
     boxes = [
         ("image", "RGB + depth,\nfocal length" if any(stage.replaced for stage in stages) else "RGB"),
@@ -79,7 +74,8 @@ def network(
         axes.text(middle, _ABOVE, "multi-stage merging block", ha="center", va="center", weight="bold")
         for x in at[first : last + 1]:
             _arrow(axes, (x, top), (x, _ABOVE - 0.3), GREEN)
-        _elbow(axes, (at[last] + _WIDTH / 2, _ABOVE), (at[decoder], top), GREEN)
+        axes.plot([at[last] + _WIDTH / 2, at[decoder]], [_ABOVE, _ABOVE], color=GREEN, linewidth=1.5)
+        _arrow(axes, (at[decoder], _ABOVE), (at[decoder], top), GREEN)
     else:
         axes.plot([at[first], at[first], at[decoder]], [top, 1.05, 1.05], color=BLUE, linewidth=1.5)
         axes.text((at[first] + at[decoder]) / 2, 1.1, f"skip from {stages[0].name}", ha="center", va="bottom")
@@ -97,8 +93,3 @@ def _box(axes: Any, x: float, y: float, width: float, height: float, edge: str) 
 def _arrow(axes: Any, start: tuple[float, float], end: tuple[float, float], colour: str = INK) -> None:
     style: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 9, "shrinkA": 0, "shrinkB": 0}
     axes.add_patch(FancyArrowPatch(start, end, color=colour, linewidth=1.3, **style))
-
-
-def _elbow(axes: Any, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
-    axes.plot([start[0], end[0]], [start[1], start[1]], color=colour, linewidth=1.5)
-    _arrow(axes, (end[0], start[1]), end, colour)

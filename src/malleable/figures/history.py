@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from malleable.figures.style import Array
 from malleable.runs.log import read_log
-
-Array = npt.NDArray[Any]
 
 CURVES = {"loss": "training loss", "lr": "learning rate", "miou": "validation mIoU (%)"}
 """What is drawn of a run's course → what figures call it."""
+
+
+@dataclass(frozen=True)
+class FieldPath:
+    """How the receptive field of one layer moved: steps (S,), centers (S, K + 2), temperature (S,), scales (S, K)."""
+
+    steps: Array
+    centers: Array
+    temperature: Array
+    scales: Array
 
 
 def curves(run: Path) -> dict[str, tuple[Array, Array]]:
@@ -26,16 +34,17 @@ def curves(run: Path) -> dict[str, tuple[Array, Array]]:
     return {name: (array[:, 0], array[:, 1]) for name, array in arrays.items()}
 
 
-def field_paths(run: Path) -> dict[str, dict[str, Array]]:
-    """Give layer → ``steps`` (S,), ``centers`` (S, K + 2), ``temperature`` (S,) and ``scales`` (S, K) of the run."""
+def field_paths(run: Path) -> dict[str, FieldPath]:
+    """Give the path of every malleable layer of ``run``, by its name in the backbone."""
     rows = [row for row in read_log(run) if row.receptive_fields]
     paths = {}
     for layer in dict.fromkeys(layer for row in rows for layer in row.receptive_fields):
         learned = [(row.step, row.receptive_fields[layer]) for row in rows if layer in row.receptive_fields]
-        paths[layer] = {
-            "steps": np.array([step for step, _ in learned], float),
-            "centers": np.array([field.centers for _, field in learned]),
-            "temperature": np.array([field.temperature for _, field in learned]),
-            "scales": np.array([field.scales for _, field in learned]),
-        }
+        paths[layer] = FieldPath(
+            np.array([step for step, _ in learned], float),
+            *(
+                np.array([getattr(field, part) for _, field in learned])
+                for part in ("centers", "temperature", "scales")
+            ),
+        )
     return paths

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from malleable.assign import handle_invalid, malleable_logits
 from malleable.data.sample import Sample, collate
 from malleable.data.transforms import eval_transform
-from malleable.figures.curves import Assigning, Field, Neighbours
+from malleable.figures.curves import Assigning, Field
+from malleable.figures.pictures import Neighbours
 from malleable.figures.style import Array
 from malleable.geometry import Geometry, grid_unit
 from malleable.layers import Conv25d, DepthAwareConv2d, DepthConv2d, MalleableConv2d

@@ -13,25 +13,12 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.patheffects import withStroke
 
-from malleable.figures.style import (
-    BLUE,
-    DEPTH_COLOURS,
-    GREY,
-    INK,
-    ORANGE,
-    PALE,
-    SIGNED_COLOURS,
-    WHITE,
-    Array,
-    headline,
-    kernel_colours,
-    kernel_labels,
-    legend,
-    new_figure,
-    styled,
-)
+from malleable.figures.style import BLUE, GREY, INK, ORANGE, PALE, Array, headline, kernels, legend, new_figure, styled
 
+DEPTH_COLOURS = "cividis"
+SIGNED_COLOURS = "PuOr_r"
 _IGNORE = 255
 _TICKS = np.outer(10.0 ** np.arange(-2, 4), [1, 2, 3, 5]).ravel()
 
@@ -58,21 +45,21 @@ def qualitative(
     aspect = max(image.shape[0] / image.shape[1] for image in images)
     width = float(np.clip(11 / len(titles), 1.5, 2.4))
     shown = np.unique(np.concatenate([part.ravel() for parts in (labels, *predictions.values()) for part in parts]))
-    entries = _class_entries(shown, classes, palette)
     errors = _error_entries(list(predictions))
-    rows = -(-(len(entries) + len(errors)) // int(width * len(titles) / 1.75))
+    entries = _class_entries(shown, classes, palette) | errors
+    rows = -(-len(entries) // int(width * len(titles) / 1.75))
     figure = new_figure(width * len(titles), (width * aspect + 0.08) * len(images) + 0.7 + 0.21 * rows)
     panels = figure.subplots(len(images), len(titles), squeeze=False)
     norm = _depth_norm(depths)
     for row, image, depth, label, *answers in zip(panels, images, depths, labels, *predictions.values(), strict=True):
         pictures = [image, _depth_colours(depth, norm), *(_class_colours(part, palette) for part in (label, *answers))]
-        for panel, picture in zip(row, [*pictures, _error_colours(label, answers)], strict=True):
+        for panel, picture in zip(row, [*pictures, _error_colours(label, answers, errors)], strict=True):
             _show(panel, picture)
     for panel, title in zip(panels[0], titles, strict=True):
         panel.set_title(fill(title, int(11 * width)), fontsize=10)
     _depth_bar(figure, norm, list(panels[:, 1]))
-    marks = [Patch(facecolor=colour, edgecolor=GREY, linewidth=0.5) for colour in (*entries.values(), *errors.values())]
-    legend(figure, marks, [*entries, *errors], 1.75)
+    marks = [Patch(facecolor=colour, edgecolor=GREY, linewidth=0.5) for colour in entries.values()]
+    legend(figure, marks, list(entries), 1.75)
     return figure
 
 
@@ -90,25 +77,27 @@ def feature_maps(
         layer: its name, for the title.
     """
     order = np.argsort(centers)
-    names, colours = kernel_labels(centers), kernel_colours(centers)
     many = len(order) > 1
     columns = 1 + len(order) + many
     aspect = max(image.shape[0] / image.shape[1] for image in images)
     width = float(np.clip(11 / columns, 1.5, 2.6))
-    rows = [(image, part[:, c], channel) for image, part in zip(images, parts, strict=True)
-            for c, channel in enumerate(channels)]  # fmt: skip
+    rows = [
+        (image, maps, channel)
+        for image, part in zip(images, parts, strict=True)
+        for maps, channel in zip(part[order].swapaxes(0, 1), channels, strict=True)
+    ]
     figure = new_figure(width * columns + 0.3, (width * aspect + 0.08) * len(rows) + 1.0)
     panels = figure.subplots(len(rows), columns, squeeze=False)
     for row, (image, maps, channel) in zip(panels, rows, strict=True):
         _show(row[0], image)
         row[0].set_ylabel(f"channel {channel}")
-        drawn = [*(maps[k] for k in order), *([maps.sum(0)] if many else [])]
+        drawn = [*maps, *([maps.sum(0)] if many else [])]
         limit = float(np.percentile(np.abs(drawn), 99.5)) or 1.0  # a few outliers would turn all else white
         for panel, one in zip(row[1:], drawn, strict=True):
             _show(panel, one, cmap=SIGNED_COLOURS, vmin=-limit, vmax=limit)
     panels[0, 0].set_title("image")
-    for panel, k in zip(panels[0, 1:], order, strict=False):
-        panel.set_title(names[k], color=colours[k], weight="bold")
+    for panel, kernel in zip(panels[0, 1:], kernels(centers[order]), strict=False):
+        panel.set_title(kernel.label, color=kernel.colour, weight="bold")
     if many:
         panels[0, -1].set_title("sum")
     headline(figure, f"What each kernel of {layer} adds (white is 0, every row has its own scale)")
@@ -120,9 +109,9 @@ def feature_maps(
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The taps of one output pixel of a layer. ``pixel`` and ``taps`` (T, 2) are (x, y) in the image.
+    """Which taps one output pixel of a layer has, and g (K, T) at them.
 
-    g: (K, T); inside: (T,) bool, the tap lies on the map.
+    ``pixel`` and ``taps`` (T, 2) are (x, y) in the image, ``inside`` (T,) tells which of them lie on the map.
     """
 
     pixel: tuple[int, int]
@@ -147,31 +136,29 @@ def neighbours(image: Array, depth: Array, found: Neighbours, centers: Array, la
     left, right, top, bottom = _around(pixel, reach, width, height)
     apart = min((float(np.abs(tap - pixel).max()) for tap in taps if tuple(tap) != pixel), default=reach)
     order = np.argsort(centers)
-    names, colours = kernel_labels(centers), kernel_colours(centers)
     columns = 2 + len(order)
     side = min(2.4, 12 / columns)  # of a panel, in inches
     figure = new_figure(side * columns, side + 1.25)
     area = min(16.0, 0.7 * 72 * side * apart / (2 * reach + 1)) ** 2  # of a full circle, in square points
     panels = figure.subplots(1, columns, squeeze=False)[0]
+    rim: Any = [withStroke(linewidth=2.4, foreground="white")]  # seen on dark pictures too
     _show(panels[0], image)
-    panels[0].add_patch(Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor="white",
-                                  linewidth=2.5))  # fmt: skip
-    panels[0].add_patch(Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor=INK))
+    corner = (left - 0.5, top - 0.5)
+    panels[0].add_patch(Rectangle(corner, right - left, bottom - top, fill=False, edgecolor=INK, path_effects=rim))
     panels[0].set_title(f"pixel ({pixel[0]}, {pixel[1]})", pad=9)
     norm = _depth_norm([depth[top:bottom, left:right]])
     _show(panels[1], _depth_colours(depth, norm))
     panels[1].scatter(*taps[inside].T, s=14, color="white", edgecolors=INK, linewidths=0.8)
     panels[1].set_title("depth", pad=9)
-    for panel, k in zip(panels[2:], order, strict=True):
+    circle: Any = {"facecolors": "none", "edgecolors": INK, "linewidths": 0.8, "path_effects": rim}
+    for panel, kernel, g in zip(panels[2:], kernels(centers[order]), found.g[order], strict=True):
         _show(panel, image)
-        panel.scatter(*taps[inside].T, s=area, facecolors="none", edgecolors="white", linewidths=2.4, clip_on=False)
-        panel.scatter(*taps[inside].T, s=area, facecolors="none", edgecolors=INK, linewidths=0.8, clip_on=False)
-        panel.scatter(*taps[inside].T, s=area * found.g[k, inside], color=colours[k], linewidths=0, clip_on=False)
-        panel.set_title(names[k], color=colours[k], weight="bold", pad=9)
+        panel.scatter(*taps[inside].T, s=area, clip_on=False, **circle)
+        panel.scatter(*taps[inside].T, s=area * g[inside], clip_on=False, color=kernel.colour, linewidths=0)
+        panel.set_title(kernel.label, color=kernel.colour, weight="bold", pad=9)
     for panel in panels[1:]:
         panel.set(xlim=(left - 0.5, right - 0.5), ylim=(bottom - 0.5, top - 0.5))
-        panel.plot(*pixel, marker="+", color="white", markersize=9, markeredgewidth=2.4)
-        panel.plot(*pixel, marker="+", color=INK, markersize=8, markeredgewidth=1)
+        panel.plot(*pixel, marker="+", color=INK, markersize=8, markeredgewidth=1, path_effects=rim)
     _depth_bar(figure, norm, list(panels), shrink=0.3)
     for panel in panels:
         panel.set_anchor("N")
@@ -206,7 +193,7 @@ def _depth_colours(depth: Array, norm: Normalize) -> Array:
     """Colour depth: (H, W, 3) of 0..1, unknown depth in white, which is brighter than every known depth."""
     known = np.isfinite(depth) & (depth > 0)
     colours: Array = matplotlib.colormaps[DEPTH_COLOURS](norm(np.where(known, depth, 1.0)))[..., :3]
-    colours[~known] = to_rgb(WHITE)
+    colours[~known] = to_rgb("white")
     return colours
 
 
@@ -242,17 +229,16 @@ def _class_entries(shown: Array, classes: Sequence[str], palette: Sequence[Seque
 def _error_entries(names: Sequence[str]) -> dict[str, str]:
     """Say what the error map's colours mean, in the order of its values."""
     if len(names) == 1:
-        return {"right": WHITE, "wrong": ORANGE}
+        return {"right": "white", "wrong": ORANGE}
     first, last = names[0], names[-1]
-    return {"both right": WHITE, f"only {last} right": BLUE, f"only {first} right": ORANGE, "both wrong": "#4D4D4D"}
+    return {"both right": "white", f"only {last} right": BLUE, f"only {first} right": ORANGE, "both wrong": "#4D4D4D"}
 
 
-def _error_colours(label: Array, answers: Sequence[Array]) -> Array:
+def _error_colours(label: Array, answers: Sequence[Array], meanings: Mapping[str, str]) -> Array:
     """Colour errors: (H, W, 3) of 0..1; pixels without a label are as in the label's picture."""
     wrong = answers[-1] != label
     if len(answers) > 1:
         wrong = (answers[0] != label) + 2 * wrong.astype(int)
-    table = np.array([to_rgb(colour) for colour in _error_entries(["a", "b"][: len(answers)]).values()])
-    colours: Array = table[wrong.astype(int)]
+    colours: Array = np.array([to_rgb(colour) for colour in meanings.values()])[wrong.astype(int)]
     colours[label == _IGNORE] = to_rgb(PALE)
     return colours

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from malleable.data.open import open_dataset
 from malleable.data.sample import Sample, SampleDataset
 from malleable.figures import curves as draw
-from malleable.figures import inspection
+from malleable.figures import diagram, inspection, pictures
 from malleable.figures.history import curves, field_paths
 from malleable.figures.inspection import Seeing
 from malleable.figures.style import Array
@@ -39,7 +39,7 @@ _INDOOR, _OUTDOOR, _BETWEEN = 1.0, 20.0, 8.0  # metres; the paper draws receptiv
 
 
 class Missing(ValueError):
-    """Why a run cannot have a figure."""
+    """Says why a run cannot have a figure."""
 
 
 def run_figures(run: Path, dataset: SampleDataset | None = None, baseline: Path | None = None) -> dict[str, Figure]:
@@ -101,15 +101,10 @@ class Portrait:
     """A run to draw. What a figure needs is read when it is needed; :class:`Missing` is raised if it is not there.
 
     Args:
-        run: the run's folder, or anything that :func:`malleable.inference.load.load_trained` takes.
-        dataset: to draw from; the one that the run validated on by default.
+        run, dataset: as for :func:`run_figures`.
         baseline: another network, whose results are shown beside those of this one.
-        numbers: of the samples for pictures, the first three by default. Feature maps show two, neighbours one.
-        layer: res2 … res5, or its name in the backbone, for feature maps and neighbours; the first by default.
-        pixel: (x, y) in the image, whose neighbours are shown; by default one whose neighbours differ most.
-        depth: metres, for receptive fields; by default 1 m, or 20 m if half of the first sample is beyond 8 m.
-        focal: pixels, for receptive fields; that of the first sample by default.
-        count: the number of samples over which pixels are counted.
+        numbers: of the samples for pictures. Feature maps show two, neighbours one.
+        layer, pixel, depth, focal, count: as ``malleable figures --help`` explains them.
         progress: show how far counting has come.
     """
 
@@ -248,8 +243,8 @@ class Portrait:
         samples, seeing = self.samples[:2], self.chosen
         parts = [inspection.contributions(self.trained.net, seeing.layer, sample) for sample in samples]
         channels = inspection.telling_channels(parts[0].sum(0))
-        return draw.feature_maps([_arrays(sample)[0] for sample in samples], [part[:, channels] for part in parts],
-                                 seeing.centers, channels, f"{seeing.stage}, {seeing.name}")  # fmt: skip
+        images, chosen = [_arrays(sample)[0] for sample in samples], [part[:, channels] for part in parts]
+        return pictures.feature_maps(images, chosen, seeing.centers, channels, f"{seeing.stage}, {seeing.name}")
 
     def qualitative(self) -> Figure:
         nets = {} if self.baseline is None else {"baseline": self.baseline}
@@ -267,12 +262,12 @@ class Portrait:
             for name, trained in nets.items()
         }
         images, depths, labels = zip(*map(_arrays, samples), strict=True)
-        return draw.qualitative(images, depths, labels, predictions, data.classes, data.palette)
+        return pictures.qualitative(images, depths, labels, predictions, data.classes, data.palette)
 
     def neighbours(self) -> Figure:
         sample, seeing = self.samples[0], self.chosen
         found, (image, depth, _) = inspection.neighbours(seeing, sample, self.pixel), _arrays(sample)
-        return draw.neighbours(image, depth, found, seeing.centers, f"{seeing.stage}, {seeing.name}")
+        return pictures.neighbours(image, depth, found, seeing.centers, f"{seeing.stage}, {seeing.name}")
 
     def network(self) -> Figure:
         net = self.trained.net
@@ -288,12 +283,12 @@ class Portrait:
         }
         strides, channels = features.feature_info.reduction(), features.feature_info.channels()
         stages = [
-            draw.Stage(f"res{number}", stride, count, replaced.get(f"res{number}", ()))
+            diagram.Stage(f"res{number}", stride, count, replaced.get(f"res{number}", ()))
             for number, stride, count in zip((2, 3, 4, 5), strides[-4:], channels[-4:], strict=True)
         ]
         dilations = [module.dilation[0] for module in net.aspp.modules() if isinstance(module, nn.Conv2d)
                      and module.kernel_size != (1, 1)]  # fmt: skip
-        return draw.network(
+        return diagram.network(
             f"{net.settings['backbone']}, {self.method}, output stride {net.settings['output_stride']}",
             strides[-5] if len(strides) > 4 else None, stages, [1, *dilations], net.merge is not None,
             net.classifier.in_channels, net.classifier.out_channels,
@@ -312,9 +307,7 @@ class Portrait:
         stages = {}
         with suppress(Missing):
             stages = {seeing.name: seeing.stage for seeing in self.layers}
-        return draw.receptive_field_path(
-            {stages.get(name, name): draw.FieldPath(**path) for name, path in paths.items()}
-        )
+        return draw.receptive_field_path({stages.get(name, name): path for name, path in paths.items()})
 
 
 def _arrays(sample: Sample) -> tuple[Array, Array, Array]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import wraps
 from textwrap import fill
-from typing import IO, Any, ParamSpec
+from typing import IO, Any, NamedTuple, ParamSpec
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +17,14 @@ P = ParamSpec("P")
 
 # Okabe and Ito's colours.
 BLUE, SKY, GREEN, ORANGE, VERMILLION, PURPLE = "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7"
-INK, GREY, PALE, WHITE = "#222222", "#7F7F7F", "#E8E8E8", "#FFFFFF"
+INK, GREY, PALE = "#222222", "#7F7F7F", "#E8E8E8"
 LINES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, INK)
-"""Things without a meaning of their own, runs for example."""
+"""The colours of things without a meaning of their own, runs for example."""
 DASHES = ("-", "--", ":", "-.")
 
 BEHIND, SAME, FRONT = "behind", "same depth", "in front"
 _SIDES = {BEHIND: (BLUE, SKY, "#003B5C"), SAME: (GREEN,), FRONT: (VERMILLION, ORANGE, "#6B2F00")}
-"""Colours of the kernels of each side, the one nearest to the center pixel first."""
-
-DEPTH_COLOURS = "cividis"
-SIGNED_COLOURS = "PuOr_r"
+"""The colours of each side's kernels, that of the one nearest to the center pixel first."""
 
 _STYLE: Any = {  # every version of matplotlib types its keys in its own way
     "font.size": 10,
@@ -99,33 +96,25 @@ def sides(centers: Sequence[float] | Array) -> list[str]:
     ]
 
 
-def kernel_colours(centers: Sequence[float] | Array) -> list[str]:
-    """Give each of K kernels a colour by the side it looks to, the same in every figure."""
-    return [_SIDES[side][rank % len(_SIDES[side])] for side, rank in _ranked(centers)]
+class Kernel(NamedTuple):
+    """How every figure shows a kernel; its place counts from behind (negative) to in front, 0 is at the same depth."""
+
+    place: int
+    label: str
+    colour: str
 
 
-def kernel_labels(centers: Sequence[float] | Array) -> list[str]:
-    """Name each of K kernels: its side, and which of that side's kernels it is, the nearest first."""
-    outwards = ("{}", "further {}")
-    return [
-        outwards[rank].format(side) if rank < len(outwards) else f"further {side} {rank}"
-        for side, rank in _ranked(centers)
-    ]
-
-
-def kernel_places(centers: Sequence[float] | Array) -> list[int]:
-    """Number the places of K kernels from behind (negative) to in front; 0 is at the same depth."""
-    return [{BEHIND: -1, SAME: 0, FRONT: 1}[side] * (rank + 1) for side, rank in _ranked(centers)]
-
-
-def _ranked(centers: Sequence[float] | Array) -> list[tuple[str, int]]:
-    """Tell the side of each kernel, and how many kernels of that side are nearer to 0."""
+def kernels(centers: Sequence[float] | Array) -> list[Kernel]:
+    """Show each of K kernels by the side it looks to, and by how many kernels of that side are nearer to 0."""
     found, distances = sides(centers), np.abs(centers)
-    ranked = []
+    shown = []
     for k, side in enumerate(found):
         members = sorted((j for j, other in enumerate(found) if other == side), key=lambda j: distances[j])
-        ranked.append((side, members.index(k)))
-    return ranked
+        rank, colours = members.index(k), _SIDES[side]
+        place = {BEHIND: -1, SAME: 0, FRONT: 1}[side] * (rank + 1)
+        label = side if rank == 0 else f"further {side}" if rank == 1 else f"further {side} {rank}"
+        shown.append(Kernel(place, label, colours[rank % len(colours)]))
+    return shown
 
 
 def headline(figure: Figure, text: str) -> None:

@@ -16,9 +16,8 @@ from PIL import Image
 
 from malleable import __version__
 from malleable.data.sample import SampleDataset
-from malleable.figures.curves import save
 from malleable.figures.run import comparison_figures, run_figures
-from malleable.figures.style import INK, LINES
+from malleable.figures.style import INK, LINES, save
 from malleable.files import write_whole
 from malleable.progress import with_progress
 from malleable.reports.comparison import Compared, Comparison
