@@ -1,4 +1,4 @@
-"""Figures of lines and bars: what receptive fields are, what they do, and how a run went."""
+"""Lines and bars show what receptive fields are, what they do, and how a run went."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from malleable.figures.style import DASHES, GREY, INK, LINES, Array, headline, k
 
 @dataclass(frozen=True)
 class Assigning:
-    """The assigning functions h (K + 2, D) and g (K, D) over relative depth differences d (D,); centers: (K + 2,)."""
+    """Holds the functions h (K + 2, D) and g (K, D) over relative depth differences d (D,), and centers (K + 2,)."""
 
     d: Array
     h: Array
@@ -29,7 +29,7 @@ class Assigning:
 
 @dataclass(frozen=True)
 class Field:
-    """The g (K, D) of neighbours ``metres`` (D,) behind the center pixel; centers: (K,), in grid cells."""
+    """Holds g (K, D) of neighbours ``metres`` (D,) behind the center pixel, and centers (K,) in grid cells."""
 
     metres: Array
     g: Array
@@ -39,8 +39,7 @@ class Field:
 @styled
 def assigning_functions(states: Mapping[str, Assigning]) -> Figure:
     """Draw h_k above, g_k below (paper, Fig. 2 and appendix 3), in a column for each title and state."""
-    figure = new_figure(max(5.0, 2.2 * len(states)), 4.6)
-    panels = figure.subplots(2, len(states), squeeze=False, sharex="col", sharey="row")
+    figure, panels = new_figure(max(5.0, 2.2 * len(states)), 4.6, 2, len(states), sharex="col", sharey="row")
     for (above, below), (title, state) in zip(panels.T, states.items(), strict=True):
         inner = state.centers[1:-1]
         for h, dashes in ((state.h[0], "--"), (state.h[-1], ":")):
@@ -70,8 +69,8 @@ def receptive_fields(methods: Mapping[str, Mapping[str, Field]], depth: float, f
     pixel, ``focal`` is in pixels.
     """
     stages = sorted({stage for fields in methods.values() for stage in fields})
-    figure = new_figure(max(5.0, 0.6 + 2.4 * len(stages)), 1.0 + 1.45 * len(methods))
-    panels = figure.subplots(len(methods), len(stages), squeeze=False, sharex="col", sharey=True)
+    width, height = max(5.0, 0.6 + 2.4 * len(stages)), 1.0 + 1.45 * len(methods)
+    figure, panels = new_figure(width, height, len(methods), len(stages), sharex="col", sharey=True)
     for row, (method, fields) in zip(panels, methods.items(), strict=True):
         for panel, stage in zip(row, stages, strict=True):
             if stage not in fields:
@@ -103,8 +102,8 @@ def rebalancing(layers: Mapping[str, tuple[Array, Array, Array]], counted: str) 
         counted: what was counted over, for the title.
     """
     most = max(len(centers) for _, _, centers in layers.values())
-    figure = new_figure(max(5.0, max(2.6, 0.62 * most) * len(layers)), 3.4)
-    panels = figure.subplots(1, len(layers), squeeze=False, sharey=True)[0]
+    width = max(5.0, max(2.6, 0.62 * most) * len(layers))
+    figure, (panels,) = new_figure(width, 3.4, columns=len(layers), sharey=True)
     for panel, (title, (before, after, centers)) in zip(panels, layers.items(), strict=True):
         order = np.argsort(centers)
         shown = kernels(centers[order])
@@ -127,8 +126,8 @@ def rebalancing(layers: Mapping[str, tuple[Array, Array, Array]], counted: str) 
 def training(runs: Mapping[str, Mapping[str, tuple[Array, Array]]]) -> Figure:
     """Draw how runs went: shown name → of ``CURVES`` those there are → (steps, values), both (S,)."""
     kinds = [kind for kind in CURVES if any(kind in curves for curves in runs.values())]
-    figure = new_figure(max(5.0, 3.6 * len(kinds)), 3.2 + 0.22 * (len(runs) > 1) * -(-len(runs) // 3))
-    panels = figure.subplots(1, len(kinds), squeeze=False, sharex=True)[0]
+    height = 3.2 + 0.22 * (len(runs) > 1) * -(-len(runs) // 3)
+    figure, (panels,) = new_figure(max(5.0, 3.6 * len(kinds)), height, columns=len(kinds), sharex=True)
     lines: dict[str, Any] = {}
     for panel, kind in zip(panels, kinds, strict=True):
         for number, (name, curves) in enumerate(runs.items()):
@@ -149,8 +148,7 @@ def training(runs: Mapping[str, Mapping[str, tuple[Array, Array]]]) -> Figure:
 @styled
 def receptive_field_path(layers: Mapping[str, FieldPath]) -> Figure:
     """Draw how centers, temperature and scales moved in training, in a column for each title and layer."""
-    figure = new_figure(max(5.0, 2.5 * len(layers)), 6.2)
-    panels = figure.subplots(3, len(layers), squeeze=False, sharex=True, sharey="row")
+    figure, panels = new_figure(max(5.0, 2.5 * len(layers)), 6.2, 3, len(layers), sharex=True, sharey="row")
     for (centers, temperature, scales), (title, path) in zip(panels.T, layers.items(), strict=True):
         for border in (path.centers[:, 0], path.centers[:, -1]):
             centers.plot(path.steps, border, color=GREY, linestyle="--", linewidth=1.3)

@@ -1,4 +1,4 @@
-"""The diagram of a network: its stages, their rates, and the layers that see depth (paper, appendix 7)."""
+"""The diagram of a network shows its stages, their rates, and the layers that see depth (paper, appendix 7)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ABOVE, _BELOW = 1.45, -1.15  # where merging block and replaced layers stand
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of the backbone; ``replaced`` are the lines to write about its depth-seeing layer, if it has one."""
+    """Describes a stage of the backbone; ``replaced`` are the lines to write about its depth-seeing layer, if any."""
 
     name: str
     stride: int
@@ -49,8 +49,7 @@ def network(
     lines = max((len(stage.replaced) for stage in stages), default=0)
     length = len(boxes) * (_WIDTH + _GAP)
     low, high = -0.6 if not lines else _BELOW + 0.2 - 0.17 * lines, 2.1 if merge else 1.35
-    figure = new_figure(length, high - low + 0.3)
-    axes = figure.subplots()
+    figure, ((axes,),) = new_figure(length, high - low + 0.3)
     axes.set(xlim=(-_WIDTH / 2 - _GAP / 2, length - _WIDTH / 2 - _GAP / 2), ylim=(low, high), aspect="equal")
     axes.set_axis_off()
     axes.set_title(title)

@@ -1,4 +1,4 @@
-"""What a run's log tells about its course, as arrays."""
+"""Reads what a run's log tells about its course, as arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CURVES = {"loss": "training loss", "lr": "learning rate", "miou": "validation mI
 
 @dataclass(frozen=True)
 class FieldPath:
-    """How the receptive field of one layer moved: steps (S,), centers (S, K + 2), temperature (S,), scales (S, K)."""
+    """Tells how a receptive field moved: steps (S,), centers (S, K + 2), temperature (S,), scales (S, K)."""
 
     steps: Array
     centers: Array

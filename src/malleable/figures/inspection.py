@@ -1,4 +1,4 @@
-"""What the depth-seeing layers of a network do with depth: their receptive fields, and which kernel takes what."""
+"""Finds out what depth-seeing layers do with depth: their receptive fields, and which kernel takes what."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from malleable.ops import depth_conv2d
 
 @dataclass(frozen=True)
 class Seeing(Placed):
-    """A placed layer whose place is known, and the layer itself."""
+    """Holds a placed layer together with its place, which is known."""
 
     stage: str
     rate: int
@@ -33,7 +33,7 @@ class Seeing(Placed):
 
     @property
     def centers(self) -> Array:
-        """Where each kernel looks, (K,): learned centers, or the middles of the cells of a 2.5D convolution."""
+        """Tell where each kernel looks, (K,): learned centers, or the middles of the cells of a 2.5D convolution."""
         if isinstance(self.layer, MalleableConv2d):
             return _numpy(self.layer.centers)[1:-1]
         return np.arange(self.layer.kernels) - (self.layer.kernels - 1) / 2

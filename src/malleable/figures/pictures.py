@@ -1,4 +1,4 @@
-"""Figures made of pictures: results beside the truth, what each kernel answers, which neighbours it takes."""
+"""Pictures show results beside the truth, what each kernel answers, and which neighbours it takes."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def qualitative(
     errors = _error_entries(list(predictions))
     entries = _class_entries(shown, classes, palette) | errors
     rows = -(-len(entries) // int(width * len(titles) / 1.75))
-    figure = new_figure(width * len(titles), (width * aspect + 0.08) * len(images) + 0.7 + 0.21 * rows)
-    panels = figure.subplots(len(images), len(titles), squeeze=False)
+    height = (width * aspect + 0.08) * len(images) + 0.7 + 0.21 * rows
+    figure, panels = new_figure(width * len(titles), height, len(images), len(titles))
     norm = _depth_norm(depths)
     for row, image, depth, label, *answers in zip(panels, images, depths, labels, *predictions.values(), strict=True):
         pictures = [image, _depth_colours(depth, norm), *(_class_colours(part, palette) for part in (label, *answers))]
@@ -71,10 +71,8 @@ def feature_maps(
 
     Args:
         images: (H, W, 3) uint8.
-        parts: for each image (K, C, h, w), the contribution of every kernel to the C chosen channels.
+        parts: for each image (K, C, h, w), the contribution of every kernel to the C chosen ``channels``.
         centers: (K,), where each kernel looks.
-        channels: the C numbers of the channels.
-        layer: its name, for the title.
     """
     order = np.argsort(centers)
     many = len(order) > 1
@@ -86,8 +84,8 @@ def feature_maps(
         for image, part in zip(images, parts, strict=True)
         for maps, channel in zip(part[order].swapaxes(0, 1), channels, strict=True)
     ]
-    figure = new_figure(width * columns + 0.3, (width * aspect + 0.08) * len(rows) + 1.0)
-    panels = figure.subplots(len(rows), columns, squeeze=False)
+    height = (width * aspect + 0.08) * len(rows) + 1.0
+    figure, panels = new_figure(width * columns + 0.3, height, len(rows), columns)
     for row, (image, maps, channel) in zip(panels, rows, strict=True):
         _show(row[0], image)
         row[0].set_ylabel(f"channel {channel}")
@@ -109,7 +107,7 @@ def feature_maps(
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Which taps one output pixel of a layer has, and g (K, T) at them.
+    """Tells which taps one output pixel of a layer has, and g (K, T) at them.
 
     ``pixel`` and ``taps`` (T, 2) are (x, y) in the image, ``inside`` (T,) tells which of them lie on the map.
     """
@@ -124,11 +122,7 @@ class Neighbours:
 def neighbours(image: Array, depth: Array, found: Neighbours, centers: Array, layer: str) -> Figure:
     """Draw over the image which neighbours of a pixel each kernel of a layer takes.
 
-    Args:
-        image: (H, W, 3) uint8. depth: (H, W) metres, 0 = unknown.
-        found: the neighbours.
-        centers: (K,), where each kernel looks.
-        layer: its name, for the title.
+    image: (H, W, 3) uint8; depth: (H, W) metres, 0 = unknown; centers: (K,), where each kernel looks.
     """
     height, width = depth.shape
     pixel, taps, inside = found.pixel, found.taps, found.inside
@@ -138,9 +132,8 @@ def neighbours(image: Array, depth: Array, found: Neighbours, centers: Array, la
     order = np.argsort(centers)
     columns = 2 + len(order)
     side = min(2.4, 12 / columns)  # of a panel, in inches
-    figure = new_figure(side * columns, side + 1.25)
+    figure, (panels,) = new_figure(side * columns, side + 1.25, columns=columns)
     area = min(16.0, 0.7 * 72 * side * apart / (2 * reach + 1)) ** 2  # of a full circle, in square points
-    panels = figure.subplots(1, columns, squeeze=False)[0]
     rim: Any = [withStroke(linewidth=2.4, foreground="white")]  # seen on dark pictures too
     _show(panels[0], image)
     corner = (left - 0.5, top - 0.5)

@@ -1,4 +1,4 @@
-"""The figures of a run, or of several beside each other: what they show is collected here and drawn elsewhere."""
+"""What the figures of a run show, or of several beside each other, is collected here and drawn elsewhere."""
 
 from __future__ import annotations
 
@@ -45,10 +45,8 @@ class Missing(ValueError):
 def run_figures(run: Path, dataset: SampleDataset | None = None, baseline: Path | None = None) -> dict[str, Figure]:
     """Draw the figures of one run, by name in the order to show them; those it cannot have are not there.
 
-    Args:
-        run: its folder, or anything that ``malleable.inference.load.load_trained`` takes.
-        dataset: to draw from; the one that the run validated on by default.
-        baseline: another run, whose results are shown beside.
+    ``run`` is a folder, or anything else that ``load_trained`` takes. It is drawn on ``dataset``, by default the one it
+    validated on, beside the results of ``baseline``, another run.
     """
     portrait = Portrait(run, dataset)
     if baseline is not None:
@@ -58,11 +56,9 @@ def run_figures(run: Path, dataset: SampleDataset | None = None, baseline: Path 
 
 
 def comparison_figures(runs: Mapping[str, Path], dataset: SampleDataset | None = None) -> dict[str, Figure]:
-    """Draw the figures of several runs beside each other; those they cannot have are not there.
+    """Draw the figures of several runs, by the name to show, beside each other; those they cannot have are not there.
 
-    Args:
-        runs: the name to show → as for :func:`run_figures`.
-        dataset: to draw from; the one that the last run validated on by default.
+    They are drawn on ``dataset``, by default the one that the last run validated on.
     """
     portraits = {name: Portrait(run, dataset) for name, run in runs.items()}
     drawn = {}
@@ -98,7 +94,7 @@ def draw_fields(methods: Mapping[str, Sequence[Seeing]], depth: float, focal: fl
 
 @dataclass
 class Portrait:
-    """A run to draw. What a figure needs is read when it is needed; :class:`Missing` is raised if it is not there.
+    """Draws a run. What a figure needs is read when it is needed; :class:`Missing` is raised if it is not there.
 
     Args:
         run, dataset: as for :func:`run_figures`.
@@ -186,7 +182,7 @@ class Portrait:
 
     @property
     def chosen(self) -> Seeing:
-        """The layer to look into."""
+        """Find the layer to look into."""
         found = [seeing for seeing in self.layers if self.layer in (None, seeing.stage, seeing.name)]
         if not found:
             names = ", ".join(f"{seeing.stage} ({seeing.name})" for seeing in self.layers)
@@ -195,12 +191,12 @@ class Portrait:
 
     @property
     def method(self) -> str:
-        """How the network sees depth, in the paper's words."""
+        """Say how the network sees depth, in the paper's words."""
         return METHODS[self.trained.net.settings["conv"]]
 
     @property
     def place(self) -> tuple[float, float]:
-        """Depth in metres and focal length in pixels to draw receptive fields at."""
+        """Choose depth in metres and focal length in pixels to draw receptive fields at."""
         depth, focal = self.depth, self.focal
         if depth is None:
             known = self.samples[0].depth[self.samples[0].depth > 0]
@@ -209,7 +205,7 @@ class Portrait:
 
     @property
     def folder(self) -> Path:
-        """Where the metrics of the run lie."""
+        """Find where the metrics of the run lie."""
         with suppress(Missing):
             return self.trained.run or self.run
         return self.run

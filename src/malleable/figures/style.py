@@ -1,4 +1,4 @@
-"""The one look of all figures: colours that the colour-blind can tell apart, fonts, sizes, and how files are made."""
+"""All figures look alike: colours that the colour-blind can tell apart, fonts, sizes, and how files are made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import IO, Any, NamedTuple, ParamSpec
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib import rc_context
+from matplotlib import style
 from matplotlib.figure import Figure
 
 Array = npt.NDArray[Any]
@@ -27,9 +27,7 @@ _SIDES = {BEHIND: (BLUE, SKY, "#003B5C"), SAME: (GREEN,), FRONT: (VERMILLION, OR
 """The colours of each side's kernels, that of the one nearest to the center pixel first."""
 
 _STYLE: Any = {  # every version of matplotlib types its keys in its own way
-    "font.size": 10,
     "axes.titlesize": 11,
-    "axes.labelsize": 10,
     "legend.fontsize": 9.5,
     "xtick.labelsize": 9,
     "ytick.labelsize": 9,
@@ -46,11 +44,8 @@ _STYLE: Any = {  # every version of matplotlib types its keys in its own way
     "lines.linewidth": 1.8,
     "legend.frameon": False,
     "figure.constrained_layout.h_pad": 0.07,
-    "figure.facecolor": "white",
-    "axes.facecolor": "white",
     "image.interpolation": "nearest",
     "text.parse_math": False,  # names of classes and runs are no formulas
-    "text.usetex": False,
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "malleable",  # the same figure is the same file
 }
@@ -61,7 +56,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
     @wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        with rc_context(_STYLE):
+        with style.context(_STYLE, after_reset=True):
             figure = draw(*args, **kwargs)
             figure.draw_without_rendering()
             figure.set_layout_engine("none")  # laid out once: every file of the figure is the same picture
@@ -70,15 +65,18 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     return drawn
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """Make an empty figure of ``width`` × ``height`` inches that belongs to no window."""
-    return Figure(figsize=(width, height), dpi=100, layout="constrained")
+def new_figure(
+    width: float, height: float, rows: int = 1, columns: int = 1, sharex: Any = False, sharey: Any = False
+) -> tuple[Figure, Any]:
+    """Make a figure of ``width`` × ``height`` inches that belongs to no window, and its panels (rows, columns)."""
+    figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, sharex=sharex, sharey=sharey)
 
 
 def save(figure: Figure, target: str | IO[bytes], kind: str) -> None:
     """Write ``figure`` as ``"png"`` or ``"svg"``. The same figure gives the same bytes."""
     metadata = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}[kind]
-    with rc_context(_STYLE):
+    with style.context(_STYLE, after_reset=True):
         figure.savefig(target, format=kind, dpi=150, metadata=metadata)
 
 
@@ -97,7 +95,7 @@ def sides(centers: Sequence[float] | Array) -> list[str]:
 
 
 class Kernel(NamedTuple):
-    """How every figure shows a kernel; its place counts from behind (negative) to in front, 0 is at the same depth."""
+    """Says how figures show a kernel; ``place`` counts from behind (negative) to in front, 0 is at the same depth."""
 
     place: int
     label: str
