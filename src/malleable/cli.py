@@ -1,4 +1,4 @@
-"""The command line: one verb, one function, its typed arguments. A verb's module is imported only when it is used."""
+"""The command line calls a function for each verb, with typed arguments, and imports only the one that is used."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(usage())
+        verbs = "\n".join(f"  {verb:{max(map(len, COMMANDS))}}  {summary}" for verb, summary in COMMANDS.items())
+        print(f"usage: malleable COMMAND ...\n\n{verbs}\n\n'malleable COMMAND --help' lists what a command takes.")
         return 0 if arguments else 2
     verb, *rest = arguments
     if verb not in COMMANDS:
@@ -71,26 +72,17 @@ def _main(arguments: list[str]) -> int:
 
 @contextmanager
 def one_line_warnings() -> Iterator[None]:
-    """Warnings are sentences for the user, who need not know the line of code that gave them."""
+    """Show warnings as sentences for the user, who need not know the line of code that gave them."""
     before = warnings.formatwarning
-
-    def formatted(message: Warning | str, *_: object, **__: object) -> str:
-        return f"warning: {' '.join(str(message).split())}\n"
-
-    warnings.formatwarning = formatted
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {' '.join(str(message).split())}\n"
     try:
         yield
     finally:
         warnings.formatwarning = before
 
 
-def usage() -> str:
-    width = max(map(len, COMMANDS), default=0)
-    verbs = "\n".join(f"  {verb:{width}}  {summary}" for verb, summary in COMMANDS.items())
-    return f"usage: malleable COMMAND ...\n\n{verbs}\n\n'malleable COMMAND --help' lists what a command takes."
-
-
 def run(verb: str, arguments: Sequence[str]) -> int:
+    """Call the function of ``verb`` with ``arguments`` as the command line gives them, and return its exit code."""
     from jsonargparse import ArgumentError, auto_cli
 
     command: Callable[..., Any] = getattr(import_module(f"malleable.commands.{verb}"), verb)

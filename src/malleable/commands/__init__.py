@@ -1,1 +1,1 @@
-"""One verb of the command line a file."""
+"""Each file here holds one verb of the command line."""

@@ -1,4 +1,4 @@
-"""``malleable bench``: what the layers cost, as ratios to the plain convolution that does the same multiply-adds.
+"""``malleable bench`` measures the layers against the plain convolution that does the same multiply-adds.
 
 Times on a shared machine wander. Every ratio therefore comes from one process that takes turns between the two sides,
 and from the fastest of several rounds.
@@ -14,17 +14,16 @@ from collections.abc import Callable
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 from malleable.files import check_free, write_whole
 from malleable.geometry import Geometry
 from malleable.layers import Conv25d, DepthConv2d, MalleableConv2d
+from malleable.reports.tables import print_cells
 
 Row = dict[str, Any]
 
@@ -33,7 +32,7 @@ FOCAL = 500.0
 
 
 class Shape(NamedTuple):
-    """A layer of the paper's network at a 768×768 image."""
+    """What a layer of the paper's network has to do at a 768×768 image."""
 
     name: str
     channels: int
@@ -69,53 +68,46 @@ def bench(
     unknown = sorted(set(only or []) - set(QUESTIONS))
     if unknown:
         raise ValueError(f"only must be some of {', '.join(QUESTIONS)}, got {unknown}")
-    console = Console()
-    results: dict[str, Any] = {"environment": environment()}
-    console.print(" · ".join(f"{key} {value}" for key, value in results["environment"].items()))
-    for name, (title, measure) in QUESTIONS.items():
-        if only is None or name in only:
-            results[name] = measure(rounds)
-            console.print(_table(title, results[name]))
-    if out is not None:
-        write_whole(out, (json.dumps(results, indent=1) + "\n").encode())
-
-
-def environment() -> dict[str, str]:
-    """What a reader must know to place the numbers."""
-    return {
+    environment = {
         "date": date.today().isoformat(),
         "processor": _processor(),
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+    print(" · ".join(f"{key} {value}" for key, value in environment.items()))
+    results: dict[str, Any] = {"environment": environment}
+    for name, (title, measure) in QUESTIONS.items():
+        if only is None or name in only:
+            rows = results[name] = measure(rounds)
+            print_cells([list(rows[0]), *([str(value) for value in row.values()] for row in rows)], title)
+    if out is not None:
+        write_whole(out, (json.dumps(results, indent=1) + "\n").encode())
 
 
 def layers(
     rounds: int, kind: type[DepthConv2d] = MalleableConv2d, batches: tuple[int, ...] = (1,), channels: int = 0
 ) -> list[Row]:
-    """The layers of ``kind`` with at least ``channels``, K = 3, against nn.Conv2d(K·C, C)."""
-    return [
-        {"layer": shape.name, "batch": batch, **compare(shape, batch, kind, rounds)}
-        for shape in LAYERS
-        for batch in batches
-        if shape.channels >= channels
-    ]
+    """Race the layers of ``kind`` with at least ``channels``, K = 3, against nn.Conv2d(K·C, C)."""
+    rows = []
+    for shape in LAYERS:
+        for batch in batches if shape.channels >= channels else ():
+            window = (3, shape.stride, shape.dilation, shape.dilation)
+            layer = kind(shape.channels, shape.channels, *window, bias=False, kernels=KERNELS)
+            limit = nn.Conv2d(KERNELS * shape.channels, shape.channels, *window, bias=False)
+            ratios = compare(layer, limit, batch, shape.size, shape.rate, rounds)
+            rows.append({"layer": shape.name, "batch": batch, **ratios})
+    return rows
 
 
 def bfloat16(rounds: int) -> list[Row]:
-    """The same under autocast, both sides in bfloat16."""
+    """Race the malleable layers under autocast, both sides in bfloat16."""
     with torch.autocast("cpu", torch.bfloat16):
         return layers(rounds)
 
 
-def hard(rounds: int) -> list[Row]:
-    """2.5D, every pixel in exactly one kernel, against the same K-kernel limit."""
-    return layers(rounds, Conv25d, channels=128)
-
-
 def groups(rounds: int) -> list[Row]:
-    """Grouped convolutions, batch 4, against nn.Conv2d of the same groups, which has one kernel."""
+    """Race grouped convolutions, batch 4, against nn.Conv2d of the same groups, which has one kernel."""
     shapes = [
         ("ConvNeXt, depthwise", 96, 96, 7, 56),
         ("ConvNeXt, depthwise", 384, 384, 7, 14),
@@ -126,14 +118,13 @@ def groups(rounds: int) -> list[Row]:
     for name, channels, count, kernel, size in shapes:
         layer = MalleableConv2d(channels, channels, kernel, padding=kernel // 2, groups=count, kernels=KERNELS)
         conv = nn.Conv2d(channels, channels, kernel, padding=kernel // 2, groups=count)
-        x = torch.randn(4, channels, size, size, requires_grad=True)
-        ours, theirs = partial(_with_geometry, layer, x, one_cell_depth(4, 4 * size, reach=6)), partial(conv, x)
-        rows.append({"layer": f"{name}, {kernel}×{kernel}, {channels} channels", **race(ours, theirs, rounds)})
+        ratios = compare(layer, conv, batch=4, size=size, rate=4, rounds=rounds)
+        rows.append({"layer": f"{name}, {kernel}×{kernel}, {channels} channels", **ratios})
     return rows
 
 
 def network(rounds: int) -> list[Row]:
-    """DeepLabv3+ with K = 3 in four layers against its RGB baseline, 480×640, 40 classes."""
+    """Race DeepLabv3+ with K = 3 in four layers against its RGB baseline, 480×640, 40 classes."""
     from malleable.models import DeepLabV3Plus
 
     image = torch.randn(2, 3, 480, 640)  # two: the ASPP's pooled branch normalises over the batch
@@ -148,7 +139,7 @@ def network(rounds: int) -> list[Row]:
 
 
 def memory(rounds: int) -> list[Row]:
-    """Peak memory of one training step on res2, batch 16, 120×120, beyond what is there before it."""
+    """Measure the peak memory of one training step on res2, batch 16, 120×120, beyond what is there before it."""
     if not Path("/proc/self/clear_refs").exists():
         raise OSError("memory is measured through /proc, which this system does not have; leave it out with --only")
     context = multiprocessing.get_context("spawn")  # a fresh process each: peaks never fall
@@ -162,58 +153,47 @@ def memory(rounds: int) -> list[Row]:
 QUESTIONS: dict[str, tuple[str, Callable[[int], list[Row]]]] = {
     "layers": ("Malleable, K = 3, float32: time over nn.Conv2d(3·C, C)", partial(layers, batches=(1, 4))),
     "bfloat16": ("The same under bfloat16 autocast: time over nn.Conv2d(3·C, C) in bfloat16", bfloat16),
-    "hard": ("2.5D, K = 3, every pixel in one kernel: time over nn.Conv2d(3·C, C)", hard),
+    "hard": (
+        "2.5D, K = 3, hard: time over nn.Conv2d(3·C, C)",
+        partial(layers, kind=Conv25d, channels=128),
+    ),
     "groups": ("Malleable with groups, K = 3: time over nn.Conv2d with the same groups (one kernel)", groups),
     "network": ("DeepLabv3+ with K = 3 in res2 … res5, 480×640: time over the RGB baseline", network),
     "memory": ("Training step on res2, batch 16, 120×120: peak memory beyond inputs and weights", memory),
 }
 
 
-def compare(shape: Shape, batch: int, kind: type[DepthConv2d], rounds: int) -> Row:
-    """A layer, its geometry and assignment included, against the limit: the same multiply-adds, nothing else."""
-    _, channels, size, stride, dilation, rate = shape
-    layer = kind(channels, channels, 3, stride, dilation, dilation, bias=False, kernels=KERNELS)
-    limit = nn.Conv2d(KERNELS * channels, channels, 3, stride, dilation, dilation, bias=False)
-    x = torch.randn(batch, channels, size, size, requires_grad=True)
-    wide = torch.randn(batch, KERNELS * channels, size, size, requires_grad=True)
-    depth = one_cell_depth(batch, rate * size, reach=1.5 * rate * dilation)
-    return race(partial(_with_geometry, layer, x, depth), partial(limit, wide), rounds)
-
-
-def _with_geometry(layer: nn.Module, x: Tensor, depth: Tensor) -> Tensor:
-    return cast(Tensor, layer(x, Geometry(depth, FOCAL)))
+def compare(layer: DepthConv2d, limit: nn.Conv2d, batch: int, size: int, rate: int, rounds: int) -> Row:
+    """Race a layer, its geometry and assignment included, against a plain convolution of maps of the same size."""
+    x, wide = (torch.randn(batch, conv.in_channels, size, size, requires_grad=True) for conv in (layer, limit))
+    depth = one_cell_depth(batch, rate * size, reach=1.5 * rate * layer.dilation[0])
+    return race(lambda: layer(x, Geometry(depth, FOCAL)), lambda: limit(wide), rounds)
 
 
 def race(ours: Callable[[], Tensor], theirs: Callable[[], Tensor], rounds: int) -> Row:
-    """Forward and training step (all gradients) of both sides by turns; the fastest rounds, in ms, and their ratios."""
+    """Time forward and training step (all gradients) of both sides by turns; give the fastest, in ms, and ratios."""
     times: dict[str, list[float]] = {"forward": [], "limit forward": [], "step": [], "limit step": []}
-    for turn in range(rounds + 1):
+    for _ in range(rounds + 1):
         for prefix, run in (("", ours), ("limit ", theirs)):
             with torch.no_grad():
                 started = time.perf_counter()
                 run()
-                forward = time.perf_counter() - started
+                times[f"{prefix}forward"].append(time.perf_counter() - started)
             started = time.perf_counter()
             torch.autograd.backward(run().sum())
-            step = time.perf_counter() - started
-            if turn:  # the first turn warms up
-                times[f"{prefix}forward"].append(forward)
-                times[f"{prefix}step"].append(step)
-    best = {name: 1e3 * min(values) for name, values in times.items()}
-    row: Row = {f"{name} ms": round(value, 2) for name, value in best.items()}
-    row["forward ratio"] = round(best["forward"] / best["limit forward"], 3)
-    row["step ratio"] = round(best["step"] / best["limit step"], 3)
-    return row
+            times[f"{prefix}step"].append(time.perf_counter() - started)
+    best = {name: 1e3 * min(values[1:]) for name, values in times.items()}  # the first turn warms up
+    ratios = {f"{name} ratio": round(best[name] / best[f"limit {name}"], 3) for name in ("forward", "step")}
+    return {f"{name} ms": round(value, 2) for name, value in best.items()} | ratios
 
 
 def one_cell_depth(batch: int, size: int, reach: float) -> Tensor:
-    """Depth around 2 m whose relative differences spread evenly within 1.5 grid cells at a unit of ``reach`` / 1.5."""
-    amplitude = reach * 2 / FOCAL
-    return 2 + amplitude * (torch.rand(batch, 1, size, size) - 0.5)
+    """Make depth around 2 m whose relative differences spread evenly over 1.5 grid cells of ``reach`` / 1.5 pixels."""
+    return 2 + reach * 2 / FOCAL * (torch.rand(batch, 1, size, size) - 0.5)
 
 
 def unfold_form(x: Tensor, weight: Tensor, assign: Tensor) -> Tensor:
-    """The usual way: unfold, K weighted copies of all patches, K matrix products. 3×3, padding 1."""
+    """Convolve (3×3, padding 1) the usual way: unfold, K weighted copies of all patches, K matrix products."""
     batch, channels, height, width = x.shape
     kernels = assign.shape[1]
     patches = F.unfold(x, 3, padding=1).view(batch, channels, 9, -1)
@@ -224,7 +204,7 @@ def unfold_form(x: Tensor, weight: Tensor, assign: Tensor) -> Tensor:
 
 
 def _peak_of_a_step(name: str) -> float:
-    """Bytes by which a training step raises the peak resident memory. Runs in a process of its own."""
+    """Count the bytes by which a training step raises the peak resident memory; needs a process of its own."""
     x = torch.randn(16, 64, 120, 120, requires_grad=True)
     layer = MalleableConv2d(64, 64, 3, padding=1, bias=False, kernels=KERNELS)
     conv = nn.Conv2d(64, 64, 3, padding=1, bias=False)
@@ -247,18 +227,9 @@ def _peak_of_a_step(name: str) -> float:
 
 
 def _resident(field: str) -> float:
-    """Bytes, as Linux accounts for this process."""
+    """Give a number of bytes as Linux accounts for this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(field))
-
-
-def _table(title: str, rows: list[Row]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in rows[0]:
-        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    return table
 
 
 def _processor() -> str:

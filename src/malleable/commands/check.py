@@ -1,9 +1,9 @@
-"""``malleable check``: walk through a whole data set, count what is there and name what is wrong."""
+"""``malleable check`` walks through a whole data set, counts what is there and names what is wrong."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -20,10 +20,8 @@ _SHOWN = 20
 
 @dataclass
 class Counts:
-    """What is counted over the samples of one split."""
+    """Counts what the samples of one split hold."""
 
-    classes: tuple[str, ...]
-    samples: int = 0
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
     nearest: float = float("inf")
     farthest: float = 0.0
@@ -34,7 +32,7 @@ class Counts:
     errors: list[str] = field(default_factory=list)
 
     def add(self, part: Counts) -> None:
-        self.samples += part.samples
+        """Count what ``part`` holds, too."""
         self.sizes += part.sizes
         self.nearest, self.farthest = min(self.nearest, part.nearest), max(self.farthest, part.farthest)
         self.pixels += part.pixels
@@ -43,8 +41,9 @@ class Counts:
         self.labels += part.labels
         self.errors += part.errors
 
-    def lines(self) -> Iterable[str]:
-        if self.samples:
+    def lines(self, classes: Sequence[str]) -> Iterable[str]:
+        """Say all this in lines to print."""
+        if self.sizes:
             sizes = ", ".join(f"{height}×{width} ({count})" for (height, width), count in self.sizes.most_common(5))
             yield f"  sizes (height×width)  {sizes}" + (" …" if len(self.sizes) > 5 else "")
             seen = f"{self.nearest:.2f} to {self.farthest:.2f} m" if self.farthest else "none"
@@ -52,29 +51,22 @@ class Counts:
             yield f"  ignored labels        {int(self.labels[IGNORE]) / self.pixels:.1%} of the pixels"
             if self.blind:
                 yield f"  note                  {self.blind} images have no depth at all"
-            yield from self._class_lines()
+            labelled, width = int(self.labels[:IGNORE].sum()), max(map(len, classes))
+            if not labelled:
+                yield "  note                  no pixel has a label"
+            for index, name in enumerate(classes if labelled else ()):
+                yield f"  {index:3d} {name:{width}}  {int(self.labels[index]) / labelled:6.2%}"
         for error in self.errors[:_SHOWN]:
             yield f"  error  {error}"
         if len(self.errors) > _SHOWN:
             yield f"  … and {len(self.errors) - _SHOWN} more errors"
 
-    def _class_lines(self) -> Iterable[str]:
-        labelled = int(self.labels[:IGNORE].sum())
-        if not labelled:
-            yield "  note                  no pixel has a label"
-            return
-        width = max(map(len, self.classes))
-        for index, name in enumerate(self.classes):
-            yield f"  {index:3d} {name:{width}}  {int(self.labels[index]) / labelled:6.2%}"
 
-
-def inspect(sample: Sample, classes: tuple[str, ...]) -> Counts:
+def inspect(sample: Sample) -> Counts:
     """Count what one sample holds."""
     depth, label = sample.depth.as_subclass(Tensor), sample.label.as_subclass(Tensor)
     seen = depth[depth > 0]
     return Counts(
-        classes=classes,
-        samples=1,
         sizes=Counter([sample.camera.size]),
         nearest=float(seen.min()) if len(seen) else float("inf"),
         farthest=float(seen.max()) if len(seen) else 0.0,
@@ -90,11 +82,11 @@ def count(dataset: SampleDataset, workers: int, what: str) -> Counts:
 
     def look(index: int) -> Counts:
         try:
-            return inspect(dataset[index], dataset.classes)
+            return inspect(dataset[index])
         except (ValueError, OSError) as error:
-            return Counts(dataset.classes, errors=[str(error)])
+            return Counts(errors=[str(error)])
 
-    total = Counts(dataset.classes)
+    total = Counts()
     for part in with_progress(parallel_map(look, range(len(dataset)), workers), len(dataset), what):
         total.add(part)
     return total
@@ -124,7 +116,7 @@ def check(dataset: str, split: str | None = None, workers: int | None = None) ->
         counts = count(data, workers or available_cores(), f"{data.name}/{name}")
         wrong += len(counts.errors)
         print(f"{data.name}/{name}: {len(data)} samples, {len(counts.errors)} errors")
-        print(*counts.lines(), sep="\n")
+        print(*counts.lines(data.classes), sep="\n")
     for first, second in combinations(names, 2):
         shared = ids.get(first, set()) & ids.get(second, set())
         if shared:

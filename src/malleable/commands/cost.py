@@ -1,12 +1,12 @@
-"""``malleable cost``: parameters and multiply-adds beside the paper's Table 1."""
+"""``malleable cost`` puts parameters and multiply-adds beside the paper's Table 1."""
 
 from __future__ import annotations
 
 import json as json_format
-from collections.abc import Sequence
 from dataclasses import asdict
 
-from malleable.models.cost import Row, table
+from malleable.models.cost import table
+from malleable.reports.tables import print_cells
 
 
 def cost(
@@ -29,24 +29,18 @@ def cost(
     if json:
         print(json_format.dumps([asdict(row) for row in rows], indent=2))
         return
-    _print(rows, f"DeepLabv3+ on {backbone}, {size[0]}×{size[1]}, {classes} classes, output stride {output_stride}")
-
-
-def _print(rows: Sequence[Row], title: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    with_paper = rows[0].paper_multiply_adds is not None
-    printed = Table(title=title, caption="G: multiply-adds in 10⁹; ΔG: on top of the baseline; M: parameters in 10⁶")
-    for heading in ("method", "K", "G", "ΔG", "M", *(("paper G", "ΔG", "M") if with_paper else ())):
-        printed.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     first = rows[0]
+    cells = [["method", "K", "G", "ΔG", "M", *(("paper G", "ΔG", "M") if first.paper_multiply_adds else ())]]
     for row in rows:
-        cells = [row.method, str(row.kernels), *_numbers(row.multiply_adds, first.multiply_adds, row.parameters)]
+        line = [row.method, str(row.kernels), *_numbers(row.multiply_adds, first.multiply_adds, row.parameters)]
         if row.paper_multiply_adds and first.paper_multiply_adds and row.paper_parameters:
-            cells += _numbers(row.paper_multiply_adds, first.paper_multiply_adds, row.paper_parameters)
-        printed.add_row(*cells)
-    Console().print(printed)
+            line += _numbers(row.paper_multiply_adds, first.paper_multiply_adds, row.paper_parameters)
+        cells.append(line)
+    print_cells(
+        cells,
+        f"DeepLabv3+ on {backbone}, {size[0]}×{size[1]}, {classes} classes, output stride {output_stride}",
+        "G: multiply-adds in 10⁹; ΔG: on top of the baseline; M: parameters in 10⁶",
+    )
 
 
 def _numbers(multiply_adds: float, baseline: float, parameters: float) -> list[str]:

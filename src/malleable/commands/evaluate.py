@@ -1,4 +1,4 @@
-"""``malleable evaluate``: mIoU and accuracies of a network on a data set, as table, JSON and CSV."""
+"""``malleable evaluate`` gives mIoU and accuracies of a network on a data set, as table, JSON and CSV."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from malleable.data.open import open_dataset
 from malleable.files import check_free, write_whole
 from malleable.inference.evaluate import evaluate_network
 from malleable.inference.load import load_trained
+from malleable.reports.statistics import number
+from malleable.reports.tables import print_cells
 from malleable.runs.scores import RESULTS, Protocol, Scores
 
 
@@ -70,12 +72,10 @@ def evaluate(
         trained.net, samples, protocol, split=split, step=trained.step, workers=workers, progress=True
     )
     found = json_format.dumps(scores.to_dict(), indent=1)
-    if results_path is not None:
-        write_whole(results_path, f"{found}\n".encode())
-    if csv is not None:
-        write_whole(Path(csv), classes_csv(scores).encode())
-    if confusion is not None:
-        write_whole(Path(confusion), confusion_csv(scores).encode())
+    contents = (f"{found}\n", classes_csv(scores), confusion_csv(scores))
+    for path, content in zip((results_path, csv, confusion), contents, strict=True):
+        if path is not None:
+            write_whole(Path(path), content.encode())
     if json:
         print(found)
     else:
@@ -84,11 +84,9 @@ def evaluate(
 
 def classes_csv(scores: Scores) -> str:
     """Give a line per class, one of the means and one over all pixels, each with the setting it was measured in."""
-    means = [("mean", scores.miou, scores.mean_accuracy), ("all pixels", None, scores.pixel_accuracy)]
-    lines = [(name, scores.iou[name], scores.accuracy[name]) for name in scores.iou]
     setting = (scores.dataset, scores.split, str(scores.protocol), scores.step)
     heading = ["dataset", "split", "setting", "step", "class", "iou", "accuracy"]
-    return _csv(heading, ([*setting, *line] for line in lines + means))
+    return _csv([heading, *([*setting, *line] for line in _lines(scores))])
 
 
 def confusion_csv(scores: Scores) -> str:
@@ -96,33 +94,24 @@ def confusion_csv(scores: Scores) -> str:
     assert scores.confusion is not None
     names, title = list(scores.iou), f"{scores.dataset} {scores.split}, {scores.protocol}: true class"
     lines = zip(names, scores.confusion.tolist(), strict=True)
-    return _csv([title, *names], ([name, *pixels] for name, pixels in lines))
+    return _csv([[title, *names], *([name, *pixels] for name, pixels in lines)])
 
 
 def show(scores: Scores) -> None:
     """Print a table of all classes."""
-    from rich.console import Console
-    from rich.table import Table
-
     step = "" if scores.step is None else f", step {scores.step}"
-    table = Table(title=f"{scores.dataset} {scores.split}{step}: {scores.protocol}", caption="percent")
-    for heading in ("class", "IoU", "accuracy"):
-        table.add_column(heading, justify="left" if heading == "class" else "right", no_wrap=True)
-    for name in scores.iou:
-        table.add_row(name, _shown(scores.iou[name]), _shown(scores.accuracy[name]))
-    table.add_section()
-    table.add_row("mean", _shown(scores.miou), _shown(scores.mean_accuracy))
-    table.add_row("all pixels", "", _shown(scores.pixel_accuracy))
-    Console(markup=False, emoji=False).print(table)
+    lines = [[name, number(iou), number(accuracy)] for name, iou, accuracy in _lines(scores)]
+    title = f"{scores.dataset} {scores.split}{step}: {scores.protocol}"
+    print_cells([["class", "IoU", "accuracy"], *lines[:-2], [], *lines[-2:]], title, "percent")
 
 
-def _shown(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+def _lines(scores: Scores) -> list[tuple[str, float | None, float | None]]:
+    """Give IoU and accuracy of each class, then their means, then what there is over all pixels."""
+    classes = [(name, scores.iou[name], scores.accuracy[name]) for name in scores.iou]
+    return [*classes, ("mean", scores.miou, scores.mean_accuracy), ("all pixels", None, scores.pixel_accuracy)]
 
 
-def _csv(header: list[str], lines: Iterable[Iterable[object]]) -> str:
+def _csv(lines: Iterable[Iterable[object]]) -> str:
     text = io.StringIO()
-    writer = csv_format.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(lines)
+    csv_format.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()

@@ -1,4 +1,4 @@
-"""``malleable export``: a trained network as ONNX or as a torch.export program, checked before it gets its name."""
+"""``malleable export`` writes a trained network as ONNX or as a torch.export program, checked before it is named."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Deployed(nn.Module):
-    """A network that takes the image as cameras give it: normalisation is part of it.
+    """Wraps a network so that it takes the image as cameras give it: normalisation is part of it.
 
     image: (N, 3, H, W) uint8, RGB. depth: (N, 1, H, W) float32 metres, 0 = invalid. focal: (N,) float32, in pixels of
     this image. Returns logits (N, C, H, W) float32.
@@ -55,7 +55,7 @@ class Deployed(nn.Module):
 
 
 def example(batch: int, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Made-up inputs: noise on a slanted floor with a hole in its depth."""
+    """Make up inputs: noise on a slanted floor with a hole in its depth."""
     random = torch.Generator().manual_seed(height)
     image = torch.randint(0, 256, (batch, 3, height, width), dtype=torch.uint8, generator=random)
     depth = torch.linspace(6, 1, height).view(1, 1, height, 1).expand(batch, 1, height, width).clone()
@@ -65,7 +65,7 @@ def example(batch: int, height: int, width: int) -> tuple[Tensor, Tensor, Tensor
 
 
 def check(net: nn.Module, run: Run) -> float:
-    """The largest difference of logits between ``net`` and what was written, at sizes it was not traced with.
+    """Find the largest difference of logits between ``net`` and what was written, at sizes it was not traced with.
 
     Raises RuntimeError if it exceeds 1e-3, relative to the largest logit if all are small.
     """

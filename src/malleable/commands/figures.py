@@ -1,4 +1,4 @@
-"""``malleable figures``: the figures of a run as files."""
+"""``malleable figures`` writes the figures of a run as files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``malleable predict``: label images with a trained network, one by one, in constant memory."""
+"""``malleable predict`` labels images with a trained network, one by one, in constant memory."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from malleable.layers import DepthConv2d
 from malleable.progress import parallel_map, with_progress
 from malleable.runs.scores import Protocol
 
-Answer = Callable[[Sample], Tensor]
-
 _KINDS = ("labels", "colour", "overlay")
 
 
-def predict_items(items: Sequence[Item], answer: Answer, write: Callable[[Sample, Tensor], None], workers: int) -> int:
-    """``write(sample, answer(sample))`` for every item; what cannot be read is reported and left out.
+def predict_items(
+    items: Sequence[Item], answer: Callable[[Sample], Tensor], write: Callable[[Sample, Tensor], None], workers: int
+) -> int:
+    """Call ``write(sample, answer(sample))`` for every item; what cannot be read is reported and left out.
 
     Returns how many could not be read. Only a few samples are in memory at any time, however many items there are.
     """
@@ -68,17 +68,9 @@ class PredictionWriter:
         self.palette = np.array(palette, np.uint8)
 
     def paths(self, id: str) -> dict[str, Path]:
-        """Kind → the file of ``id``."""
+        """Give the files of ``id`` by kind."""
         paths = {kind: self.out / kind / f"{id}.png" for kind in _KINDS}
         return {**paths, "probabilities": self.out / "probabilities" / f"{id}.npz"} if self.keep else paths
-
-    def taken(self, ids: Sequence[str]) -> list[Path]:
-        """The files of ``ids`` that exist."""
-        return [path for id in ids for path in self.paths(id).values() if path.exists()]
-
-    def done(self, id: str) -> bool:
-        """Whether all files of ``id`` are there and whole."""
-        return all(map(_is_whole, self.paths(id).values()))
 
     def __call__(self, sample: Sample, scores: Tensor) -> None:
         """Write what ``scores`` (C, H, W) say about ``sample``."""
@@ -165,7 +157,7 @@ def predict(
     items = find_items(inputs, split, Flags(depth_file, unit, camera_file, focal, fx, fy))
     trained = load_trained(checkpoint, device)
     writer = PredictionWriter(Path(out), trained.palette, trained.classes, probabilities)
-    taken = writer.taken([item.id for item in items])
+    taken = [path for item in items for path in writer.paths(item.id).values() if path.exists()]
     if taken and not (overwrite or resume):
         raise FileExistsError(
             f"{len(taken)} files exist, for example {taken[0]}; choose another --out, --resume or --overwrite"
@@ -173,7 +165,7 @@ def predict(
     left = items
     if resume:
         remove_partial(writer.out)
-        left = [item for item in items if not writer.done(item.id)]
+        left = [item for item in items if not all(map(_is_whole, writer.paths(item.id).values()))]
     sees_depth = any(isinstance(module, DepthConv2d) for module in trained.net.modules())
     blind = 0
 

@@ -1,4 +1,4 @@
-"""``malleable prepare``: bring a data set's own files into the folder layout."""
+"""``malleable prepare`` brings a data set's own files into the folder layout."""
 
 from __future__ import annotations
 

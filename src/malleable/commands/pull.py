@@ -1,4 +1,4 @@
-"""``malleable pull``: get a trained network from the Hugging Face hub or a folder."""
+"""``malleable pull`` gets a trained network from the Hugging Face hub or a folder."""
 
 from __future__ import annotations
 

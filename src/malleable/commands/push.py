@@ -1,4 +1,4 @@
-"""``malleable push``: put a trained network into a folder or on the Hugging Face hub."""
+"""``malleable push`` puts a trained network into a folder or on the Hugging Face hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``malleable report``: runs beside each other, and beside the paper, in one HTML file that opens from disk."""
+"""``malleable report`` shows runs beside each other, and beside the paper, in one HTML file that opens from disk."""
 
 from __future__ import annotations
 

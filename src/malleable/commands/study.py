@@ -1,4 +1,4 @@
-"""``malleable study``: train every row of a comparison with every seed, and put their scores beside each other."""
+"""``malleable study`` trains every row of a comparison with every seed, and puts their scores beside each other."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def start(run: PlannedRun, folder: Path, launcher: str | None) -> int:
 
 
 def _malleable() -> Sequence[str]:
-    """The command that this process was started by: a script, as sbatch wants it, if it is installed."""
+    """Find the command that this process was started by: a script, as sbatch wants it, if it is installed."""
     script = shutil.which("malleable", path=str(Path(sys.executable).parent))
     return [sys.executable, "-m", "malleable"] if script is None else [script]
 

@@ -1,4 +1,4 @@
-"""``malleable train``: train a network, or go on with a run."""
+"""``malleable train`` trains a network, or goes on with a run."""
 
 from __future__ import annotations
 

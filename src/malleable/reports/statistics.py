@@ -1,4 +1,4 @@
-"""A score over several runs: its mean, and how far they differ."""
+"""Averages a score over several runs, and tells how far they differ."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Average(NamedTuple):
-    """The mean over ``n`` runs; ``spread`` is their sample standard deviation, None for a single run."""
+    """Holds the mean over ``n`` runs; ``spread`` is their sample standard deviation, None for a single run."""
 
     mean: float
     spread: float | None
@@ -23,7 +23,7 @@ class Average(NamedTuple):
 
     @property
     def p_value(self) -> float | None:
-        """How often a mean at least as far from zero would arise if the true one were zero: the two-sided t-test.
+        """Tell how often a mean at least as far from zero would arise if the true one were zero: the two-sided t-test.
 
         None for a single run, and for runs without any spread, of which the test cannot tell anything.
         """
@@ -34,7 +34,7 @@ class Average(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """From where to where the true mean lies with 95 % confidence: two-sided, None where there is no p-value."""
+        """Tell between which two the true mean lies with 95 % confidence; None where there is no p-value."""
         if not self.spread:
             return None
         freedom = self.n - 1
@@ -47,7 +47,7 @@ class Average(NamedTuple):
 
 
 def _tails(angle: float, freedom: int) -> float:
-    """The area below both tails of Student's distribution beyond ± tan(angle) · √freedom.
+    """Compute the area below both tails of Student's distribution beyond ± tan(angle) · √freedom.
 
     With a whole number of degrees of freedom it has a closed form (Abramowitz and Stegun, Handbook of Mathematical
     Functions, 26.7.3 and 26.7.4).
@@ -78,3 +78,8 @@ def shown_p(average: Average | None) -> str:
 def decimal(value: float, digits: int, sign: str = "") -> str:
     """Write ``value`` with ``digits`` behind the point; ``sign`` "+" shows it on gains too."""
     return f"{round(value, digits) + 0.0:{sign}.{digits}f}".replace("-", "−")  # + 0.0: zero without a minus
+
+
+def number(value: float | None, digits: int = 2, sign: str = "") -> str:
+    """Write ``value`` as :func:`decimal` does, and a dash where there is none."""
+    return "–" if value is None or math.isnan(value) else decimal(value, digits, sign)

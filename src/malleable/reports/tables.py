@@ -1,4 +1,4 @@
-"""The tables of a comparison on the terminal and in Markdown."""
+"""Writes tables on the terminal and in Markdown."""
 
 from __future__ import annotations
 
@@ -6,38 +6,37 @@ from collections.abc import Sequence
 from textwrap import fill
 
 from malleable.reports.comparison import Compared, Comparison
-from malleable.reports.paper import paper_row
 from malleable.reports.statistics import Average, shown, shown_p
 from malleable.runs.scores import SCORES
 
 
-def print_table(comparison: Comparison) -> None:
-    """Print the scores on standard output."""
+def print_cells(cells: Sequence[Sequence[str]], title: str, caption: str | None = None) -> None:
+    """Print a table of a heading and lines on standard output; an empty line sets those after it apart."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    heading, *lines = score_cells(comparison)
-    table = Table(
-        title=comparison.title,
-        caption="percent"
-        + ("; mean ± standard deviation over seeds" if any(len(row.counted) > 1 for row in comparison.rows) else "")
-        + ("; p of the gain by a two-sided t-test" if "p" in heading else ""),
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    for place, cell in enumerate(heading):  # scores stay on one line, names may be long
+    heading, *lines = cells
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for place, cell in enumerate(heading):  # numbers stay on one line, names may be long
         table.add_column(fill(cell, 12), justify="right" if place else "left", no_wrap=place > 0, vertical="bottom")
     for line in lines:
         table.add_row(*line)
     Console(markup=False, emoji=False).print(table)
 
 
+def print_table(comparison: Comparison) -> None:
+    """Print the scores."""
+    cells = score_cells(comparison)
+    seeds = "; mean ± standard deviation over seeds" if any(len(row.counted) > 1 for row in comparison.rows) else ""
+    test = "; p of the gain by a two-sided t-test" if "p" in cells[0] else ""
+    print_cells(cells, comparison.title, f"percent{seeds}{test}")
+
+
 def to_markdown(comparison: Comparison) -> str:
     """Write the scores below their title, beside the paper's if it has any, then the learned receptive fields."""
     scores, learned = score_cells(comparison), field_cells(comparison)
-    papers = [paper_row(row.config) for row in _measured(comparison)]
+    papers = [row.paper for row in _measured(comparison)]
     if any(papers):
         column = ["" if paper is None else f"{paper.miou:.2f} ({paper.label})" for paper in papers]
         scores = [[*line, cell] for line, cell in zip(scores, ["paper's mIoU", *column], strict=True)]
