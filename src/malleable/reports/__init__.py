@@ -1,1 +1,1 @@
-"""Runs beside each other, and beside the paper."""
+"""Runs are put beside each other here, and beside the paper."""

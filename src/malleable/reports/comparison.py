@@ -1,4 +1,4 @@
-"""Runs beside each other: means, spreads and gains, computed once for the terminal, Markdown and HTML."""
+"""Puts runs beside each other: means, spreads and gains are computed once for terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from malleable.files import read_json
 from malleable.reports.outcome import Run
+from malleable.reports.paper import PaperRow, paper_row
 from malleable.reports.plan import Plan, PlannedRun
 from malleable.reports.statistics import Average
 from malleable.runs.config import Config
@@ -21,7 +22,7 @@ from malleable.runs.scores import SCORES, Scores
 
 @dataclass(frozen=True)
 class Compared:
-    """One row of a comparison: runs that are shown as one, usually several seeds of a method.
+    """Holds one row of a comparison: runs that are shown as one, usually several seeds of a method.
 
     Args:
         counted: the runs that were measured alike and after as many steps, with their scores: the largest such set.
@@ -51,8 +52,14 @@ class Compared:
 
     @property
     def seeds(self) -> set[int]:
-        """The seeds of the runs that its scores are from."""
+        """Give the seeds of the runs that its scores are from."""
         return {run.config.train.seed for run, _ in self.counted}
+
+    @property
+    def paper(self) -> PaperRow | None:
+        """Find what the paper reached with this method on this data, on as many scales if it has that."""
+        several = any(len(scores.protocol.scales) > 1 for _, scores in self.counted)
+        return paper_row(self.config, several)
 
     @property
     def images_per_second(self) -> float | None:
@@ -61,13 +68,13 @@ class Compared:
 
     @property
     def training_time(self) -> timedelta | None:
-        """How long its first run took so far, by the speed of all; None if that is not known."""
+        """Tell how long its first run took so far, by the speed of all; None if that is not known."""
         run, speed = self.runs[0], self.images_per_second
         return timedelta(seconds=round(run.step * run.config.train.batch_size / speed)) if speed else None
 
 
 class Comparison:
-    """Rows of runs, each beside the baseline. Spreads are sample standard deviations over seeds.
+    """Puts rows of runs beside the baseline. Spreads are sample standard deviations over seeds.
 
     Gains are taken seed by seed: runs with the same seed saw the same images in the same order.
 

@@ -1,4 +1,4 @@
-"""What a run reached, as its folder or the results.json of its study tells."""
+"""Reads what a run reached from its folder or from the results.json of its study."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from malleable.runs.scores import RESULTS, SCORES, Protocol, Scores
 
 @dataclass(frozen=True)
 class Run:
-    """What a run reached, and how it came there.
+    """Tells what a run reached, and how it came there.
 
     Args:
         folder: where it was trained, or where its study keeps what it reached.
@@ -46,25 +46,20 @@ class Run:
 
     @property
     def command(self) -> str:
-        """What goes on with it, or once it is finished trains it anew."""
+        """Give the command that goes on with it, or once it is finished trains it anew."""
         where = ["--out", "NEW_FOLDER"] if self.finished else ["--out", str(self.folder), "--resume", "auto"]
         return shlex.join(["malleable", "train", "--config", str(self.folder / SETTINGS), *where])
 
     @property
     def finished(self) -> bool:
-        """Whether it was measured after its last step, or is not to be; one that was stopped before goes on with it."""
+        """Tell whether it was measured after its last step, or is not to be; one stopped before goes on with it."""
         if not self.config.train.validate_last and self.step >= self.config.train.steps:
             return True
         return self.scores is not None and (self.scores.step or self.step) >= self.config.train.steps
 
     @property
-    def budget(self) -> str:
-        recipe, (height, width) = self.config.train, self.config.data.crop
-        return f"{recipe.steps} steps × {recipe.batch_size} images of {height}×{width}"
-
-    @property
     def cost(self) -> Cost | None:
-        """What one image of the size that training crops costs; None if the number of classes is not known."""
+        """Count what one image of the size that training crops costs; None if the number of classes is not known."""
         if not isinstance(self.dataset, str):
             classes = len(self.dataset.classes)
         elif self.scores is not None and self.scores.source == RESULTS:
@@ -104,6 +99,7 @@ def read_training(folder: Path, config: Config) -> Run:
     """Read what the log of a run tells. Its data is not opened: the scores call it by the name of its folder."""
     rows = read_log(folder)
     last = next((row for row in reversed(rows) if row.miou is not None), None)
+    learned = {row.step: row.receptive_fields for row in rows if row.receptive_fields}
     speeds = [speed for row in rows if (speed := row.training.get("images_per_second")) is not None]
     return Run(
         folder,
@@ -111,12 +107,7 @@ def read_training(folder: Path, config: Config) -> Run:
         None if last is None else _validated(last.scores, last.iou, config, last.step),
         max((row.step for row in rows), default=0),
         validations(rows),
-        {
-            layer: learned
-            for row in rows
-            if last is not None and row.step == last.step
-            for layer, learned in row.receptive_fields.items()
-        },
+        {} if last is None else learned.get(last.step, {}),
         median(speeds) if speeds else None,
     )
 
@@ -176,10 +167,8 @@ def grouped(runs: Iterable[Run]) -> dict[str, list[Run]]:
 
 def method_name(model: ModelConfig) -> str:
     """Name the method as tables do."""
-    several = {"conv25d": "2.5D", "malleable": "malleable"}
-    if model.conv is None:
-        return "RGB baseline"
-    return f"{several[model.conv]} K={model.kernels}" if model.conv in several else "depth-aware"
+    several = {"conv25d": f"2.5D K={model.kernels}", "malleable": f"malleable K={model.kernels}"}
+    return ({None: "RGB baseline", "depth_aware": "depth-aware"} | several)[model.conv]
 
 
 @cache

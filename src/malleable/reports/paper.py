@@ -1,4 +1,4 @@
-"""The paper's results as data: mIoU and pixel accuracy of every method that a config can describe.
+"""Holds the paper's results: mIoU and pixel accuracy of every method that a config can describe.
 
 Xing, Wang, Zeng: Malleable 2.5D Convolution, ECCV 2020, Tables 2–7 and section 2 of the appendix. Table 1, what the
 methods cost, is in :mod:`malleable.models.cost`.
@@ -20,7 +20,7 @@ _BUDGETS = {"NYUDv2": "40k iterations", "Cityscapes": "60k iterations"}
 
 @dataclass(frozen=True)
 class PaperRow:
-    """One method on one data set. ``several_scales``: measured on several scales and their mirror images."""
+    """Holds one method on one data set; ``several_scales`` says that it was measured on such, and mirrored."""
 
     table: str
     data: Data
@@ -31,7 +31,7 @@ class PaperRow:
 
     @property
     def label(self) -> str:
-        """What the scores were reached with, to stand beside them."""
+        """Say what the scores were reached with, to stand beside them."""
         protocol = "multi-scale + flip" if self.several_scales else "single scale"
         backbone = _BACKBONES[self.model.backbone]
         return f"{self.table}: {self.data} full size, {backbone}, {_BUDGETS[self.data]}, {protocol}"
@@ -84,7 +84,7 @@ def paper_row(config: Config, several_scales: bool = False) -> PaperRow | None:
 
 
 def _method(model: ModelConfig) -> tuple[object, ...]:
-    """What the paper's tables tell apart."""
+    """Give what the paper's tables tell apart."""
     if model.conv is None:
         return (None,)
     if model.conv == "depth_aware":

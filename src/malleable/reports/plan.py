@@ -1,4 +1,4 @@
-"""What a study is made of: rows of settings, each trained with several seeds."""
+"""Reads what a study is made of: rows of settings, each trained with several seeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from malleable.runs.settings import UsageError, explained, merged, read_settings
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One training: a row of the study with one seed."""
+    """Describes one training: a row of the study with one seed."""
 
     row: str
     seed: int
@@ -23,7 +23,7 @@ class PlannedRun:
 
     @property
     def folder(self) -> Path:
-        """Where it is trained, inside the study's folder."""
+        """Tell where it is trained, inside the study's folder."""
         return Path(slug(self.row)) / f"seed{self.seed}"
 
     def __str__(self) -> str:
@@ -32,10 +32,10 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Plan:
-    """A study. ``runs`` has every row with its first seed, then with its second, so that what is done can be compared;
-    rows with fewer seeds come last.
+    """Describes a study. ``out`` is the folder of the runs, ``record`` that of the results; None is the same folder.
 
-    ``out`` is the folder of the runs, ``record`` that of the results; None is the same folder.
+    ``runs`` has every row with its first seed, then with its second, so that what is done can be compared; rows with
+    fewer seeds come last.
     """
 
     title: str
@@ -48,7 +48,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class _File:
-    """The YAML: ``settings`` of all rows, and by its name what each row changes in them, ``seeds`` included."""
+    """The YAML has ``settings`` of all rows, and by its name what each row changes in them, ``seeds`` included."""
 
     title: str
     out: str

@@ -1,10 +1,10 @@
-"""``malleable report``: runs beside each other, and beside the paper, in one HTML file that opens from disk."""
+"""Puts runs beside each other, and beside the paper, in one HTML file that opens from disk."""
 
 from __future__ import annotations
 
 import base64
 import io
-import math
+import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from functools import partial
@@ -22,22 +22,21 @@ from malleable.files import write_whole
 from malleable.progress import with_progress
 from malleable.reports.comparison import Compared, Comparison
 from malleable.reports.outcome import Run, read_run
-from malleable.reports.paper import PaperRow, paper_row
-from malleable.reports.statistics import Average, decimal, shown, shown_p
+from malleable.reports.statistics import Average, decimal, number, shown, shown_p
 from malleable.runs.folder import SETTINGS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIGNATURE = "Written by malleable"
-"""What tells a report of ours from another page."""
+"""This tells a report of ours from another page."""
 
 _COLOURS = tuple("var(--ink)" if colour == INK else colour for colour in LINES)  # as the curves have them
 _LARGE = 150_000  # bytes; a browser takes long over such a drawing
 
 
 class Picture(NamedTuple):
-    """A figure that the page carries in itself, as a data URL."""
+    """Holds a figure that the page carries in itself, as a data URL."""
 
     name: str
     source: str
@@ -62,7 +61,7 @@ def write_page(groups: Mapping[str, Sequence[Run]], out: Path, title: str, intro
     comparison = Comparison(title, groups)
     rows, baseline = comparison.rows, comparison.baseline
     parts: list[Callable[[], Any]] = [
-        partial(_costs, rows),
+        lambda: {row.name: row.runs[0].cost for row in rows},
         partial(_together, rows),
         *(partial(_run, row, run, baseline.runs[0]) for row in rows for run in row.runs),
     ]
@@ -78,7 +77,7 @@ def write_page(groups: Mapping[str, Sequence[Run]], out: Path, title: str, intro
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters.update(shown=shown, p=shown_p, interval=_interval, number=_number)
+    environment.filters.update(shown=shown, p=shown_p, interval=_interval, number=number)
     page = environment.get_template("report.html").render(
         title=title,
         intro=intro,
@@ -91,7 +90,7 @@ def write_page(groups: Mapping[str, Sequence[Run]], out: Path, title: str, intro
         paired=all(row.seeds & baseline.seeds for row in gains),
         several_counted=any(len(row.counted) > 1 for row in rows),
         tested=any(shown_p(row.gain) for row in gains),
-        papers=_papers(rows),
+        with_paper=any(row.paper for row in rows),
         figures=figures,
         classes=list(dict.fromkeys(name for row in rows for name in row.iou)),
         settings=_settings(rows),
@@ -102,26 +101,15 @@ def write_page(groups: Mapping[str, Sequence[Run]], out: Path, title: str, intro
     write_whole(out, f"{page}\n".encode())
 
 
-def _papers(rows: Sequence[Compared]) -> dict[str, PaperRow | None]:
-    """Find what the paper has of each row; nothing if it has none of them."""
-    found = {
-        row.name: paper_row(row.config, bool(row.counted) and len(row.counted[0][1].protocol.scales) > 1)
-        for row in rows
-    }
-    return found if any(found.values()) else {}
-
-
 def _together(rows: Sequence[Compared]) -> dict[str, Any]:
     """Draw the first run of each row beside the others."""
-    first = {row.name: row.runs[0] for row in rows}
-    datasets = {_data(run): run.dataset for run in first.values()}
-    alike = len(datasets) == 1
+    alike = len({_data(row.runs[0]) for row in rows}) == 1
 
     def draw(dataset: SampleDataset | None) -> dict[str, Figure]:
-        figures = comparison_figures({name: run.folder for name, run in first.items()}, dataset)
+        figures = comparison_figures({row.name: row.runs[0].folder for row in rows}, dataset)
         return {name: figure for name, figure in figures.items() if alike or name != "qualitative"}
 
-    return _drawn(draw, next(iter(datasets.values())) if alike else "the runs were trained on different data")
+    return _drawn(draw, rows[0].runs[0].dataset if alike else "the runs were trained on different data")
 
 
 def _drawn(
@@ -159,43 +147,24 @@ def picture(name: str, figure: Figure) -> Picture:
 
 def _settings(rows: Sequence[Compared]) -> dict[str, list[str]]:
     """Give only what differs, by dotted name: the values of each row as YAML writes them."""
-    words = {None: "null", True: "true", False: "false"}
     found: dict[str, list[str]] = {}
     for row in rows:
         configs = [run.config.to_dict() for run in row.runs]
         for section, settings in configs[0].items():
             for key in settings:
                 values = [config[section][key] for config in configs]
-                texts = (words[v] if v is None or isinstance(v, bool) else str(v) for v in values)
+                texts = (value if isinstance(value, str) else json.dumps(value) for value in values)
                 found.setdefault(f"{section}.{key}", []).append(", ".join(dict.fromkeys(texts)))
     return {name: texts for name, texts in found.items() if len(set(texts)) > 1}
 
 
-def _costs(rows: Sequence[Compared]) -> dict[str, dict[str, float]]:
-    """Give millions of parameters, billions of multiply-adds and millions to assign pixels; NaN where not known."""
-    units = {"parameters": 1e6, "multiply_adds": 1e9, "assignment": 1e6}
-    costs = {row.name: row.runs[0].cost for row in rows}
-    return {
-        name: {part: getattr(cost, part) / unit if cost else math.nan for part, unit in units.items()}
-        for name, cost in costs.items()
-    }
-
-
 def _run(row: Compared, run: Run, baseline: Run) -> dict[str, Any]:
-    """Tell all about one run; of several seeds the first is drawn."""
+    """Draw one run, of several seeds the first, and read its settings."""
     drawn: dict[str, Any] = {"pictures": [], "missing": []}
     if run is row.runs[0]:
         other = baseline.folder if run is not baseline and _data(run) == _data(baseline) else None
         drawn = _drawn(lambda data: run_figures(run.folder, data, other), run.dataset)
-    score = "no result" if run.scores is None else f"{run.scores.miou:.2f} mIoU"
-    return {
-        "name": row.name if len(row.runs) == 1 else f"{row.name}, seed {run.config.train.seed}",
-        "about": f"{score}, {run.folder}",
-        "finished": run.finished,
-        "command": run.command,
-        "drawn": drawn,
-        "yaml": (run.folder / SETTINGS).read_text(encoding="utf-8"),
-    }
+    return {"row": row, "run": run, "drawn": drawn, "yaml": (run.folder / SETTINGS).read_text(encoding="utf-8")}
 
 
 def _data(run: Run) -> tuple[str, str]:
@@ -206,7 +175,3 @@ def _interval(gain: Average | None) -> str:
     """Write the 95 % interval; nothing where there is none."""
     interval = gain and gain.interval
     return f"{decimal(interval[0], 2, '+')} to {decimal(interval[1], 2, '+')}" if interval else ""
-
-
-def _number(value: float | None, digits: int = 2, sign: str = "") -> str:
-    return "–" if value is None or math.isnan(value) else decimal(value, digits, sign)
