@@ -34,11 +34,7 @@ Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Deployed(nn.Module):
-    """Wraps a network so that it takes the image as cameras give it: normalisation is part of it.
-
-    image: (N, 3, H, W) uint8, RGB. depth: (N, 1, H, W) float32 metres, 0 = invalid. focal: (N,) float32, in pixels of
-    this image. Returns logits (N, C, H, W) float32.
-    """
+    """Wraps a network so that it takes the image as cameras give it, and all else as :func:`export` says."""
 
     mean: Tensor
     std: Tensor

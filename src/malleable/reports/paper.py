@@ -12,8 +12,6 @@ from typing import Literal
 
 from malleable.runs.config import Config, ModelConfig
 
-Data = Literal["NYUDv2", "Cityscapes"]
-
 _BACKBONES = {"resnet50s": "ResNet-50", "resnet101s": "ResNet-101"}
 _BUDGETS = {"NYUDv2": "40k iterations", "Cityscapes": "60k iterations"}
 
@@ -23,7 +21,7 @@ class PaperRow:
     """Holds one method on one data set; ``several_scales`` says that it was measured on such, and mirrored."""
 
     table: str
-    data: Data
+    data: Literal["NYUDv2", "Cityscapes"]
     model: ModelConfig
     miou: float
     pixel_accuracy: float
