@@ -235,11 +235,24 @@ class TestPretrained:
         ({"num_classes": 0}, "num_classes must be at least 1, got 0"),
         ({"conv": "3d"}, "conv must be None or one of"),
         ({"backbone": "repvgg_a0"}, "res5"),
+        ({"width": 0}, "width must be at least 1, got 0"),
+        ({"backbone": "convnext_atto", "channels": (8, 16, 32, 64), "output_stride": 32}, "does not take channels="),
     ],
 )
 def test_refusals(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(**arguments)
+
+
+def test_a_narrow_network() -> None:
+    net = build(backbone="resnet18", channels=(8, 16, 24, 32), width=20, skip=6)
+    shapes = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
+    assert shapes["backbone.model.layer4.1.conv2.weight"] == (32, 32, 3, 3)
+    assert shapes["skip.0.weight"] == (6, 8, 1, 1)
+    assert shapes["decoder.0.0.weight"] == (20, 26, 3, 3)
+    assert shapes["classifier.weight"][1] == 20
+    rgb, depth = scene()
+    assert net(rgb, depth=depth, focal=60.0).shape[-2:] == (64, 64)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -55,3 +56,18 @@ def test_an_optimiser_takes_them_and_decays_only_what_it_should() -> None:
 def test_groups_without_parameters_are_left_out() -> None:
     groups = mb.parameter_groups(nn.Linear(2, 2, bias=False), lr=0.1, weight_decay=0.0)
     assert [group["name"] for group in groups] == ["decay"]
+
+
+def test_a_head_has_a_rate_of_its_own() -> None:
+    net = nn.ModuleDict(
+        {"encoder": nn.Sequential(nn.Conv2d(3, 4, 3), mb.MalleableConv2d(4, 4, 3)), "head": nn.Linear(4, 2)}
+    )
+    groups = {group["name"]: group for group in mb.parameter_groups(net, lr=0.1, weight_decay=1e-4, head_lr=10.0)}
+    assert {name: (group["lr"], group["weight_decay"]) for name, group in groups.items()} == {
+        "decay": (0.1, 1e-4), "no_decay": (0.1, 0.0), "receptive_field": (0.1, 0.0),
+        "head_decay": (1.0, 1e-4), "head_no_decay": (1.0, 0.0),
+    }  # fmt: skip
+    assert names(net, groups["head_decay"]) == {"head.weight"}
+    assert names(net, groups["head_no_decay"]) == {"head.bias"}
+    with pytest.raises(ValueError, match="head_lr: Linear has no part called backbone or encoder"):
+        mb.parameter_groups(nn.Linear(2, 2), lr=0.1, weight_decay=0.0, head_lr=2.0)

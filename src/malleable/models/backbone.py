@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from malleable.models.convert import Converted, Placed, place
+from malleable.models.convert import Converted, Placed, add_depth_input, place
+from malleable.models.depth_input import Kind
 from malleable.models.stages import Watched, watch
 
 STAGES = (2, 3, 4, 5)
@@ -20,23 +21,34 @@ STAGES = (2, 3, 4, 5)
 
 
 def build(
-    name: str, output_stride: int, conv: str | None, kernels: int, stages: Sequence[int], options: dict[str, Any]
+    name: str,
+    output_stride: int,
+    conv: str | None,
+    kernels: int,
+    stages: Sequence[int],
+    depth_input: Kind | None,
+    widths: Sequence[int] | None,
+    options: dict[str, Any],
 ) -> tuple[Converted, list[int]]:
     """Build a timm network whose convolutions see depth; return it and the channels of res2 … res5, its last four maps.
 
     Args:
         name: of a timm model.
         output_stride: 8, 16 or 32.
-        conv, kernels, options: as for :func:`malleable.models.convert`.
+        conv, kernels, depth_input, options: as for :func:`malleable.convert`.
+        widths: channels of res2 … res5, for backbones whose timm factory takes ``channels``.
         stages: in which of res2 … res5 the first k × k convolution of the first residual unit is replaced.
     """
     if not set(stages) <= set(STAGES):
         raise ValueError(f"stages must be among {STAGES}, got {tuple(stages)}")
-    features = _create(name, output_stride)
+    features = _create(name, output_stride, **({} if widths is None else {"channels": tuple(widths)}))
     channels: list[int] = features.feature_info.channels()[-4:]
-    if conv is None or not stages:
+    if (conv is None or not stages) and depth_input is None:
         return Converted(features), channels
     seen = watch(features)
+    channel = add_depth_input(depth_input, features, seen)
+    if conv is None or not stages:
+        return Converted(features, (), channel), channels
     found = first_of_stages(features, seen, name)
     missing = [f"res{stage}" for stage in stages if stage not in found]
     if missing:
@@ -45,7 +57,7 @@ def build(
             f"{', '.join(missing)}"
         )
     placed = [Placed(found[stage], f"res{stage}", seen.rate(found[stage])) for stage in stages]
-    return place(features, placed, conv, kernels, options), channels
+    return place(features, placed, conv, kernels, options, channel), channels
 
 
 def load(network: Converted, name: str, pretrained: bool | str | Path) -> None:
@@ -79,9 +91,10 @@ def _create(name: str, output_stride: int, **options: Any) -> Any:
     try:
         network: Any = timm.create_model(name, features_only=True, **options)
     except (TypeError, AssertionError, NotImplementedError) as error:
+        given = ", ".join(f"{key}={value}" for key, value in options.items())
         raise ValueError(
-            f"backbone {name!r} does not take output_stride={output_stride}; "
-            f"use output_stride=32 or another backbone{f' ({error})' if str(error) else ''}"
+            f"backbone {name!r} does not take {given}; leave it out or use another backbone"
+            f"{f' ({error})' if str(error) else ''}"
         ) from error
     expected = [min(rate, output_stride) for rate in (4, 8, 16, 32)]
     if network.feature_info.reduction()[-4:] != expected:

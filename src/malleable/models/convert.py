@@ -1,20 +1,8 @@
-"""Put the layers into a network that already exists.
-
-Foreign code calls a layer as ``conv(x)``, so the geometry must come from beside the arguments. Rewriting the graph (FX)
-fails on code it cannot trace; tags on tensors are dropped by the first operator; a global is shared by networks that
-have nothing to do with each other. So every converted network owns one slot: its forward puts the geometry of the pass
-there, and a forward pre-hook of each placed layer hands it on. Compilers trace through the slot and keep the plain data
-flow. It holds one value per thread, and copies and pickles as an empty slot that the layers of the copy share.
-Activation checkpointing runs layers again during backward: gradient hooks on the outputs then name the geometry of that
-very pass. Autograd runs the nodes of a later pass before those of an earlier one, so even one backward over two passes
-finds the right geometry for each. A layer that finds none says so; it never takes another pass's.
-"""
+"""Put the layers into a network that already exists."""
 
 from __future__ import annotations
 
 import copy
-import threading
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -22,10 +10,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from malleable.geometry import Geometry
 from malleable.layers import Conv25d, DepthAwareConv2d, DepthConv2d, MalleableConv2d
+from malleable.models.depth_input import DepthInput, Kind
+from malleable.models.slot import Slot
 from malleable.models.stages import Watched, sees_neighbours, watch
 
 CONVOLUTIONS: dict[str, type[DepthConv2d]] = {
@@ -38,49 +27,6 @@ CONVOLUTIONS: dict[str, type[DepthConv2d]] = {
 Where = str | Sequence[str] | Callable[[str, nn.Conv2d], bool]
 
 _DEFAULT_KERNELS = 3
-
-
-class Slot(threading.local):
-    """Holds the geometry of the running pass for the placed layers of one network."""
-
-    def __init__(self) -> None:  # runs once in every thread that looks here
-        self.geometry: Geometry | None = None  # of the forward pass that is running
-        self.replayed: weakref.ref[Geometry] | None = None  # of the backward that is running; its graph owns it
-
-    def __reduce__(self) -> tuple[type[Slot], tuple[()]]:
-        return Slot, ()
-
-    def supply(
-        self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Add the geometry to the arguments of a placed layer, as its forward pre-hook, unless the caller gave one."""
-        given = (*args, *kwargs.values())  # nn.Conv2d calls its argument input, the layers theirs x
-        return None if len(given) > 1 else ((*given, self._current()), {})
-
-    def replay(self, outputs: Any, geometry: Geometry) -> None:
-        """Have the backward of ``outputs`` find ``geometry``, should it run layers again."""
-
-        def name_geometry(grad: Tensor) -> None:
-            self.replayed = weakref.ref(geometry)
-
-        for output in tree_leaves(outputs):
-            if isinstance(output, Tensor) and output.requires_grad:
-                output.register_hook(name_geometry)  # type: ignore[no-untyped-call]
-
-    def _current(self) -> Geometry:
-        geometry = self.geometry
-        if geometry is None and self.replayed is not None and _in_backward():
-            geometry = self.replayed()
-        if geometry is None:
-            raise RuntimeError(
-                "a converted layer was run outside a call of its network and has no depth; "
-                "call net(image, depth=depth, focal=focal), not net.model or a part of it"
-            )
-        return geometry
-
-
-def _in_backward() -> bool:
-    return torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1  # as torch.utils.checkpoint asks
 
 
 @dataclass(frozen=True)
@@ -98,12 +44,16 @@ class Converted(nn.Module):
     :func:`convert` makes it. Parameters are those of ``model``, under ``model.`` in the state dict.
     """
 
-    def __init__(self, model: nn.Module, placed: Iterable[Placed] = ()) -> None:
+    def __init__(self, model: nn.Module, placed: Iterable[Placed] = (), depth_input: DepthInput | None = None) -> None:
         super().__init__()
         self.model = model
         self.training = model.training
         self.placed = tuple(placed)
         self._slot = Slot()
+        self.depth_input = depth_input
+        if depth_input is not None:
+            depth_input.slot = self._slot
+            model.get_submodule(depth_input.name).register_forward_hook(depth_input.add)
         for layer in self.layers().values():
             layer.register_forward_pre_hook(self._slot.supply, with_kwargs=True)
 
@@ -120,8 +70,10 @@ class Converted(nn.Module):
             depth: (N, 1, H, W) metres, at the resolution of the image.
             focal: pixels of that image; a number or (N,).
         """
-        if not self.placed:
+        if not self.placed and self.depth_input is None:
             return self.model(*args, **kwargs)
+        if not self.placed:
+            focal = 1.0  # depth as an input has no use for it
         if depth is None or focal is None:
             missing = "depth" if depth is None else "focal"
             raise ValueError(f"{missing} is missing: call net(image, depth=depth, focal=focal)")
@@ -169,6 +121,7 @@ def convert(
     conv: str | None = "malleable",
     kernels: int = _DEFAULT_KERNELS,
     where: Where = "first-of-stage",
+    depth_input: Kind | None = None,
     *,
     example: Tensor | None = None,
     **options: Any,
@@ -185,6 +138,9 @@ def convert(
         where: ``"first-of-stage"`` (the first k × k, k > 1, convolution of the first residual unit of every stage, as
             in the paper), ``"all"`` (every k × k, k > 1), names or globs of modules (``["layer4.*.conv2"]``), or
             ``f(name, conv2d) -> bool``.
+        depth_input: also show depth to the first convolution as one more channel, whose weights start at zero:
+            ``"metric"`` in metres, ``"relative"`` to the image's median depth, which needs no unit. Works with every
+            ``conv``, None included.
         example: image batch (N, C, H, W) to find stages and rates with, if a blank one of 128 × 128 does not suit the
             network.
         options: for the layers, for example ``temperature=2.0`` or ``invalid="ignore"``.
@@ -195,20 +151,30 @@ def convert(
     """
     if isinstance(model, Converted) or any(isinstance(m, DepthConv2d) for m in model.modules()):
         raise ValueError("model already has depth-seeing convolutions; convert the original network instead")
-    if conv is None:
+    if conv is None and depth_input is None:
         return Converted(copy.deepcopy(model))
     seen, failure = None, None
     try:
         seen = watch(model, example)
     except Exception as error:  # foreign code may fail in any way; it matters only if the stages are asked for
         failure = error
-    names = _select(model, where, seen, failure)
+    names = [] if conv is None else _select(model, where, seen, failure)
     placed = [Placed(name, None, seen.rate(name) if seen else None) for name in names]
-    return place(copy.deepcopy(model), placed, conv, kernels, options)
+    model = copy.deepcopy(model)
+    return place(model, placed, conv, kernels, options, add_depth_input(depth_input, model, seen, failure))
 
 
-def place(model: nn.Module, placed: Sequence[Placed], conv: str, kernels: int, options: dict[str, Any]) -> Converted:
+def place(
+    model: nn.Module,
+    placed: Sequence[Placed],
+    conv: str | None,
+    kernels: int,
+    options: dict[str, Any],
+    depth_input: DepthInput | None = None,
+) -> Converted:
     """Put a layer in each of the places ``placed`` of ``model`` itself."""
+    if conv is None:
+        return Converted(model, (), depth_input)
     if conv not in CONVOLUTIONS:
         raise ValueError(f"conv must be None or one of {', '.join(map(repr, CONVOLUTIONS))}, got {conv!r}")
     if conv != "depth_aware":
@@ -217,7 +183,23 @@ def place(model: nn.Module, placed: Sequence[Placed], conv: str, kernels: int, o
         raise ValueError(f"kernels must be 1 for conv='depth_aware', which has a single kernel, got {kernels}")
     for layer in placed:
         model = _replace(model, layer.name, CONVOLUTIONS[conv], options)
-    return Converted(model, placed)
+    return Converted(model, placed, depth_input)
+
+
+def add_depth_input(
+    kind: Kind | None, model: nn.Module, seen: Watched | None, failure: Exception | None = None
+) -> DepthInput | None:
+    """Make the channel of depth for the convolution of ``model`` that runs first."""
+    if kind is None:
+        return None
+    if seen is None or not seen.convolutions:
+        reason = f"which failed ({type(failure).__name__}: {failure})" if failure else "and found none"
+        raise ValueError(
+            f"depth_input={kind!r} runs the network on an example image to find its first k × k convolution, {reason}; "
+            "pass example=, a batch it accepts"
+        ) from failure
+    first = next(iter(seen.convolutions))
+    return DepthInput(kind, model.get_submodule(first), first)
 
 
 def _select(model: nn.Module, where: Where, seen: Watched | None, failure: Exception | None) -> list[str]:

@@ -20,6 +20,7 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from malleable.layers import Conv25d, DepthAwareConv2d, DepthConv2d, MalleableConv2d
+from malleable.models.summary import sees_depth
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def measure(net: nn.Module, size: Sequence[int], batch: int = 1, channels: int =
         tensors = dict(chain(twin.named_parameters(), twin.named_buffers()))
         fakes = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()}
         image = torch.empty(batch, channels, height, width, dtype=dtype)
-        depth = {"depth": torch.empty(batch, 1, height, width), "focal": float(width)} if layers else {}
+        depth = {"depth": torch.empty(batch, 1, height, width), "focal": float(width)} if sees_depth(twin) else {}
         functional_call(twin, fakes, (image,), depth)
     parameters = sum(parameter.numel() for parameter in net.parameters())
     return Cost(parameters, counter.get_total_flops() // 2, sum(operations))

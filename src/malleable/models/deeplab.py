@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from malleable.models.backbone import STAGES, build, load
+from malleable.models.depth_input import Kind
 from malleable.models.merge import ConvNormAct, Merge, resize
 
-_WIDTH = 256
-_SKIP = 48
 _MERGED = 128
 _RATES = {8: (12, 24, 36), 16: (6, 12, 18), 32: (6, 12, 18)}  # of the ASPP, by output stride
 
@@ -38,14 +37,20 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
         stages: Sequence[int] = STAGES,
         output_stride: int = 16,
         merge: bool = False,
+        depth_input: Kind | None = None,
+        *,
+        width: int = 256,
+        skip: int = 48,
+        channels: Sequence[int] | None = None,
         **options: Any,
     ) -> None:
         # Importing torchvision takes longer than importing this whole package.
         from torchvision.models.segmentation.deeplabv3 import ASPP
 
         super().__init__()
-        if num_classes < 1:
-            raise ValueError(f"num_classes must be at least 1, got {num_classes}")
+        for name, number in {"num_classes": num_classes, "width": width, "skip": skip}.items():
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}")
         self.settings: dict[str, Any] = {
             "backbone": backbone,
             "num_classes": num_classes,
@@ -54,23 +59,27 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
             "stages": stages,
             "output_stride": output_stride,
             "merge": merge,
+            "depth_input": depth_input,
+            "width": width,
+            "skip": skip,
+            "channels": channels,
             **options,
         }
-        self.backbone, channels = build(backbone, output_stride, conv, kernels, stages, options)
-        self.aspp = ASPP(channels[-1], list(_RATES[output_stride]), _WIDTH)
-        self.merge = Merge(channels, _MERGED) if merge else None
-        self.skip = None if merge else ConvNormAct(channels[0], _SKIP, 1)
+        self.backbone, found = build(backbone, output_stride, conv, kernels, stages, depth_input, channels, options)
+        self.aspp = ASPP(found[-1], list(_RATES[output_stride]), width)
+        self.merge = Merge(found, _MERGED) if merge else None
+        self.skip = None if merge else ConvNormAct(found[0], skip, 1)
         self.decoder = nn.Sequential(
-            ConvNormAct(_WIDTH + (_MERGED if merge else _SKIP), _WIDTH, 3), ConvNormAct(_WIDTH, _WIDTH, 3)
+            ConvNormAct(width + (_MERGED if merge else skip), width, 3), ConvNormAct(width, width, 3)
         )
-        self.classifier = nn.Conv2d(_WIDTH, num_classes, 1)
+        self.classifier = nn.Conv2d(width, num_classes, 1)
 
     def forward(self, rgb: Tensor, depth: Tensor | None = None, focal: float | Tensor | None = None) -> Tensor:
         """Return logits (N, num_classes, H, W).
 
         Args:
             rgb: (N, 3, H, W), any size.
-            depth: (N, 1, H, W) metres; without effect if ``conv=None``.
+            depth: (N, 1, H, W) metres; without effect if neither ``conv`` nor ``depth_input`` is given.
             focal: pixels of the image; a number or (N,); without effect if ``conv=None``.
         """
         stages = self.backbone(rgb, depth=depth, focal=focal)[-4:]  # res2 … res5
@@ -95,7 +104,12 @@ def deeplabv3plus(
     stages: Sequence[int] = STAGES,
     output_stride: int = 16,
     merge: bool = False,
+    depth_input: Kind | None = None,
     pretrained: bool | str | Path = True,
+    *,
+    width: int = 256,
+    skip: int = 48,
+    channels: Sequence[int] | None = None,
     **options: Any,
 ) -> DeepLabV3Plus:
     """Build DeepLabv3+ (paper, 4.2): ASPP 6/12/18 (twice that at output stride 8), 48-channel skip, two 3×3 of 256.
@@ -110,8 +124,13 @@ def deeplabv3plus(
         output_stride: 8, 16 or 32.
         merge: feed the decoder with all four stages through the multi-stage merging block (the NYUDv2 network) instead
             of the skip from res2.
+        depth_input: also show depth to the backbone's first convolution, ``"metric"`` or ``"relative"``, see
+            :func:`malleable.convert`.
         pretrained: ImageNet weights of the backbone: True downloads timm's, a path reads a safetensors or torch file
             with timm's names (torchvision's ResNets have the same), False starts at random.
+        width: channels of ASPP and decoder.
+        skip: channels of the skip from res2.
+        channels: of res2 … res5, for a narrower backbone where timm's takes ``channels`` (its ResNets do).
         options: for the layers, for example ``temperature=2.0``.
 
     Example:
@@ -126,6 +145,10 @@ def deeplabv3plus(
         stages=tuple(stages),
         output_stride=output_stride,
         merge=merge,
+        depth_input=depth_input,
+        width=width,
+        skip=skip,
+        channels=None if channels is None else tuple(channels),
         **options,
     )
     load(network.backbone, backbone, pretrained)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from malleable.layers import DepthConv2d
+from malleable.layers import DepthAwareConv2d, DepthConv2d
 from malleable.models.convert import CONVOLUTIONS, Converted
+from malleable.models.depth_input import DepthInput
 
 
 @dataclass(frozen=True)
@@ -68,3 +69,20 @@ def summary(net: nn.Module) -> Summary:
             added = parameters - original
             layers.append(Replaced(name, kind, rates.get(id(layer)), layer.kernels, parameters, added))
     return Summary(tuple(layers))
+
+
+def sees_depth(net: nn.Module) -> bool:
+    """Tell whether depth has any effect on ``net``."""
+    return any(isinstance(module, DepthConv2d | DepthInput) for module in net.modules())
+
+
+def is_scale_free(net: nn.Module) -> bool:
+    """Tell whether ``net`` gives the same answer for depth times any factor, so that it needs no unit of depth.
+
+    In Eq. 1 the scale cancels, and the relative channel has none; depth-aware convolution and the metric channel take
+    metres.
+    """
+    return not any(
+        isinstance(module, DepthAwareConv2d) or (isinstance(module, DepthInput) and module.kind == "metric")
+        for module in net.modules()
+    )

@@ -21,6 +21,11 @@ class ModelConfig:
         stages: which of res2 … res5.
         output_stride: 8, 16 or 32.
         merge: the multi-stage merging block of the NYUDv2 network.
+        depth_input: depth as one more channel of the first convolution, metric or relative; null shows it to the
+            layers alone.
+        width: channels of ASPP and decoder.
+        skip: channels of the skip from res2.
+        channels: of res2 … res5, for a narrower backbone; null takes the backbone's own.
         pretrained: ImageNet weights: true downloads timm's, a path reads a file, false starts at random.
         centers: a_0 … a_{K+1} to start from; null takes −(K+1)/2 … (K+1)/2. Malleable only.
         temperature: t to start from. Malleable only.
@@ -34,6 +39,10 @@ class ModelConfig:
     stages: tuple[int, ...] = (2, 3, 4, 5)
     output_stride: Literal[8, 16, 32] = 16
     merge: bool = False
+    depth_input: Literal["metric", "relative"] | None = None
+    width: int = 256
+    skip: int = 48
+    channels: tuple[int, ...] | None = None
     pretrained: bool | str = True
     centers: tuple[float, ...] | None = None
     temperature: float = 1.0
@@ -65,6 +74,9 @@ class DataConfig:
         crop: height and width.
         scales: factors of the random scaling.
         flip: probability of the horizontal flip.
+        depth_dropout: probability that all depth of an image is unknown.
+        depth_holes: probability of holes in depth, over up to nine tenths of the image.
+        depth_noise: largest relative standard deviation of noise in depth; each image draws its own.
         workers: loading processes for each device; 0 loads in the training process.
     """
 
@@ -74,7 +86,17 @@ class DataConfig:
     crop: tuple[int, int] = (480, 480)
     scales: tuple[float, ...] = (0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
     flip: float = 0.5
+    depth_dropout: float = 0.0
+    depth_holes: float = 0.0
+    depth_noise: float = 0.0
     workers: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("depth_dropout", "depth_holes"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"data.{name} must be a probability from 0 to 1, got {getattr(self, name)}")
+        if not 0 <= self.depth_noise < 1:
+            raise ValueError(f"data.depth_noise must be at least 0 and below 1, got {self.depth_noise}")
 
 
 @dataclass(frozen=True)
@@ -84,11 +106,15 @@ class TrainConfig:
     Args:
         steps: updates of the weights.
         batch_size: images in one update, over all devices and accumulated parts together.
-        lr: learning rate at step 0.
+        optimizer: sgd or adamw.
+        lr: the largest learning rate, that of step 0 without warm-up.
         momentum: of SGD.
         weight_decay: of weights; biases, norms and receptive fields have none.
+        schedule: how the learning rate falls to 0: poly, or half a cosine.
         power: of the poly schedule, lr · (1 − step / steps) ** power.
+        warmup: steps over which the learning rate rises to the schedule's.
         receptive_field_lr: multiple of lr for centers, temperature and rebalance.
+        head_lr: multiple of lr for all that is not the backbone.
         loss: cross_entropy over all pixels, or bootstrapped over the hard ones.
         bootstrap_threshold: a pixel is hard if its class has a lower probability than this.
         bootstrap_floor: the share of an image's labelled pixels that are kept at least, the hardest first.
@@ -109,11 +135,15 @@ class TrainConfig:
 
     steps: int = 40_000
     batch_size: int = 16
+    optimizer: Literal["sgd", "adamw"] = "sgd"
     lr: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 1e-4
+    schedule: Literal["poly", "cosine"] = "poly"
     power: float = 0.9
+    warmup: int = 0
     receptive_field_lr: float = 1.0
+    head_lr: float = 1.0
     loss: Literal["cross_entropy", "bootstrapped"] = "cross_entropy"
     bootstrap_threshold: float = 0.7
     bootstrap_floor: float = 0.0625
@@ -135,10 +165,10 @@ class TrainConfig:
         for name in ("steps", "batch_size", "accumulate", "checkpoint_every", "log_every", "keep"):
             if getattr(self, name) < 1:
                 raise ValueError(f"train.{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("lr", "power", "receptive_field_lr"):
+        for name in ("lr", "power", "receptive_field_lr", "head_lr"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"train.{name} must be positive, got {getattr(self, name)}")
-        for name in ("momentum", "weight_decay", "seed", "validate_every"):
+        for name in ("momentum", "weight_decay", "warmup", "seed", "validate_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"train.{name} must not be negative, got {getattr(self, name)}")
         if self.clip is not None and self.clip <= 0:
@@ -186,6 +216,10 @@ def build_network(config: ModelConfig, num_classes: int, *, pretrained: bool = T
         config.stages,
         config.output_stride,
         config.merge,
+        config.depth_input,
         config.pretrained if pretrained else False,
+        width=config.width,
+        skip=config.skip,
+        channels=config.channels,
         **config.layer_options(),
     )

@@ -1,0 +1,70 @@
+"""Depth as one more channel of a network's first convolution, besides what its layers make of it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from malleable.models.slot import Slot
+
+Kind = Literal["metric", "relative"]
+
+_METRES = 4.0  # of the metric channel's 1: rooms are about that deep
+
+
+class DepthInput(nn.Module):
+    """Widens a network's first convolution by a channel of depth, whose weights start at zero.
+
+    The channel has a convolution of its own, equal to the first one in all but its single input channel, and the two
+    outputs are added: the same sum over four channels, and it is exact also where a network standardises its weights.
+
+    Args:
+        kind: see :func:`depth_channel`.
+        conv: the network's first convolution, which may be replaced afterwards; :meth:`add` is its forward hook.
+        name: of ``conv`` in the network.
+    """
+
+    def __init__(self, kind: Kind, conv: nn.Module, name: str) -> None:
+        super().__init__()
+        if kind not in get_args(Kind):
+            raise ValueError(f"depth_input must be None, {' or '.join(map(repr, get_args(Kind)))}, got {kind!r}")
+        if not isinstance(conv, nn.Conv2d) or conv.groups != 1:
+            raise ValueError(f"depth_input={kind!r}: {name}, the first convolution, has groups and cannot be widened")
+        self.kind, self.name, self.slot = kind, name, Slot()
+        self.conv = copy.deepcopy(conv)
+        self.conv.in_channels, self.conv.bias = 1, None
+        self.conv.weight = nn.Parameter(torch.zeros_like(conv.weight[:, :1]))
+
+    def add(self, conv: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Add what the channel of depth gives to the output of the first convolution."""
+        depth, _ = self.slot.current().depth_at(args[0].shape[-2:])
+        added: Tensor = self.conv(depth_channel(depth, self.kind).to(args[0].dtype))
+        return output + added
+
+
+def depth_channel(depth: Tensor, kind: Kind) -> Tensor:
+    """Turn depth (N, 1, H, W), 0 where it is unknown, into a channel of the same shape, 0 in the same places.
+
+    ``"metric"`` is depth in units of 4 m. ``"relative"`` is log depth minus the median log depth of the image's known
+    pixels, which no factor of depth changes.
+    """
+    if kind == "metric":
+        return depth / _METRES
+    known = depth > 0
+    ratio = depth / _median(depth, known).clamp(min=torch.finfo(depth.dtype).tiny)
+    return torch.where(known, ratio, 1.0).log()
+
+
+def _median(depth: Tensor, known: Tensor) -> Tensor:
+    """Return the median (N, 1, 1, 1) of the known pixels, the lower of the two in the middle; 0 without any."""
+    flat = depth.flatten(1)
+    if torch.compiler.is_exporting():  # ONNX has no median, but sorts
+        ordered = torch.where(known, depth, torch.inf).flatten(1).sort(dim=1).values
+        middle = (known.flatten(1).sum(dim=1, keepdim=True) - 1).clamp(min=0) // 2
+        median = ordered.gather(1, middle)
+        return torch.where(median < torch.inf, median, 0.0).view(-1, 1, 1, 1)
+    median = torch.where(known.flatten(1), flat, torch.nan).nanmedian(dim=1).values
+    return median.nan_to_num(0.0).view(-1, 1, 1, 1)
