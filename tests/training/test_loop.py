@@ -104,6 +104,29 @@ def test_the_schedule_is_poly_per_step(whole: Path) -> None:
     assert rates == pytest.approx([0.01 * (1 - step / 6) ** 0.9 for step in (1, 3, 5)])
 
 
+ADAMW: dict[str, Any] = {
+    "train__optimizer": "adamw",
+    "train__schedule": "cosine",
+    "train__warmup": 4,
+    "train__head_lr": 10,
+    "train__lr": 1e-3,
+    "train__log_every": 1,
+    "model__depth_input": "relative",
+}
+
+
+def test_adamw_with_warm_up_and_cosine_goes_on_with_the_same_bits(data: Path, tmp_path: Path) -> None:
+    assert cli.main(arguments(data, tmp_path / "whole", **ADAMW)) == 0
+    rates = [row["lr"] for row in metrics(tmp_path / "whole") if "lr" in row]
+    factors = [(1 + math.cos(math.pi * step / 6)) / 2 * min(1, (step + 1) / 4) for step in range(6)]
+    assert rates == pytest.approx([1e-3 * factor for factor in factors])
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    for name in ("step-00000006.pt", "best.pt"):
+        (tmp_path / "run" / "checkpoints" / name).unlink()
+    assert cli.main([*arguments(data, tmp_path / "run", **ADAMW), "--resume", "auto"]) == 0
+    assert same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_killed_at_any_step_it_ends_with_the_same_bits(data: Path, whole: Path, tmp_path: Path, workers: int) -> None:
     step = random.SystemRandom().randrange(1, 6)

@@ -10,6 +10,8 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
+from malleable.data.faults import DepthFaults
+
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Pretrained backbones were trained with these of ImageNet; they are per channel, of values 0..1."""
 
@@ -36,9 +38,12 @@ class RandomScale(v2.Transform):  # type: ignore[misc]
 
 
 def train_transform(
-    crop: tuple[int, int] = (480, 480), scales: Sequence[float] = SCALES, flip: float = 0.5
+    crop: tuple[int, int] = (480, 480),
+    scales: Sequence[float] = SCALES,
+    flip: float = 0.5,
+    faults: DepthFaults | None = None,
 ) -> v2.Transform:
-    """Scale and crop at random, flip, and normalise as for ImageNet (paper, section 4).
+    """Scale and crop at random, flip, spoil depth, and normalise as for ImageNet (paper, section 4, but for faults).
 
     The paper crops 480 × 480 from NYUDv2 and 800 × 800 from Cityscapes. Where the scaled image is smaller than
     ``crop`` (height, width) the border is grey, without depth, and ignored.
@@ -49,6 +54,7 @@ def train_transform(
             RandomScale(scales),
             v2.RandomCrop(crop, pad_if_needed=True, fill=grey),
             v2.RandomHorizontalFlip(flip),
+            *([] if faults is None else [faults]),
             eval_transform(),
         ]
     )

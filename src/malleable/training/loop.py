@@ -11,6 +11,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from malleable.data import Batch, Sample, SampleDataset, open_dataset, step_loader, train_transform
+from malleable.data.faults import DepthFaults
 from malleable.inference.evaluate import evaluate_network
 from malleable.inference.probabilities import probabilities
 from malleable.progress import Progress
@@ -40,7 +41,9 @@ def fit(fabric: Fabric, config: Config, folder: RunFolder, resume: bool) -> None
         return
     loader = step_loader(
         train_set,
-        train_transform(data.crop, data.scales, data.flip),
+        train_transform(
+            data.crop, data.scales, data.flip, DepthFaults(data.depth_dropout, data.depth_holes, data.depth_noise)
+        ),
         recipe.batch_size,
         recipe.steps,
         seed=recipe.seed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -27,7 +28,7 @@ class State:
 
     net: the network itself; ``model`` is what a training step calls, with devices and precision around it.
     ema: the moving average of the weights, or None.
-    optimizer: SGD; ``stepper`` is the same under fabric.
+    optimizer: SGD or AdamW; ``stepper`` is the same under fabric.
     step: updates made so far.
 
     Args:
@@ -45,17 +46,29 @@ class State:
             self.net.to(memory_format=torch.channels_last)
         self.ema = copy.deepcopy(self.net).eval().requires_grad_(False).to(fabric.device) if recipe.ema else None
         groups = parameter_groups(
-            self.net, lr=recipe.lr, weight_decay=recipe.weight_decay, receptive_field_lr=recipe.receptive_field_lr
+            self.net,
+            lr=recipe.lr,
+            weight_decay=recipe.weight_decay,
+            receptive_field_lr=recipe.receptive_field_lr,
+            head_lr=recipe.head_lr,
         )
-        self.optimizer = torch.optim.SGD(groups, momentum=recipe.momentum)
+        self.optimizer: torch.optim.Optimizer = (
+            torch.optim.SGD(groups, momentum=recipe.momentum)
+            if recipe.optimizer == "sgd"
+            else torch.optim.AdamW(groups)
+        )
         self._initial_lr = [group["lr"] for group in groups]
         compiled: Any = torch.compile(self.net) if recipe.compile else self.net
         self.model, self.stepper = fabric.setup(compiled, self.optimizer)
         self.set_mode()
 
     def set_lr(self) -> None:
-        """Follow the poly schedule (paper, 4.2). PolynomialLR drifts from it: it multiplies rate by rate."""
-        factor = (1 - self.step / self.config.train.steps) ** self.config.train.power
+        """Follow the schedule, by default poly (paper, 4.2). torch's own drift from it: they multiply rate by rate."""
+        recipe = self.config.train
+        done = self.step / recipe.steps
+        factor = (1 - done) ** recipe.power if recipe.schedule == "poly" else (1 + math.cos(math.pi * done)) / 2
+        if self.step < recipe.warmup:
+            factor *= (self.step + 1) / recipe.warmup
         for group, initial in zip(self.optimizer.param_groups, self._initial_lr, strict=True):
             group["lr"] = initial * factor
 
@@ -107,8 +120,8 @@ class State:
                 net.load_state_dict(weights)
         self.optimizer.load_state_dict(checkpoint.training["optimizer"])
         for parameter, state in self.optimizer.state.items():
-            momentum = state["momentum_buffer"]
-            if momentum is not None and (momentum.shape != parameter.shape or not momentum.isfinite().all()):
+            moments = [value for key, value in state.items() if key != "step" and value is not None]
+            if any(moment.shape != parameter.shape or not moment.isfinite().all() for moment in moments):
                 raise ValueError("the optimiser's state does not fit the weights or is not finite")
         self.fabric.strategy.precision.load_state_dict(checkpoint.training["precision"])
         self.step = checkpoint.step
