@@ -24,7 +24,7 @@ def open_dataset(source: str | Path, split: str, *, strict: bool = True) -> Samp
         if split not in _SYNTHETIC:
             raise ValueError(f"split must be one of {', '.join(_SYNTHETIC)}, got {split!r}")
         seed, length = _SYNTHETIC[split]
-        return SyntheticScenes(source, seed=seed, length=length)  # type: ignore[arg-type]
+        return SyntheticScenes(source, seed=seed, length=length, keep=True)  # type: ignore[arg-type]
     return Cityscapes(root, split) if _is_cityscapes(root) else FolderDataset(root, split, strict=strict)
 
 

@@ -107,6 +107,19 @@ def test_colour_alone_does_not_give_the_class_and_place_in_space_says_more():
     assert place > 1.5 * colour
 
 
+def test_what_was_kept_is_what_was_rendered(monkeypatch):
+    plain, kept = (SyntheticScenes("rooms", size=(24, 32), length=2, keep=keep) for keep in (False, True))
+    first = kept[1]
+    first.image.zero_()  # what a caller does with a sample stays with the caller
+    monkeypatch.setattr(SyntheticScenes, "_render", None)
+    again = kept[-1]
+    monkeypatch.undo()
+    for part in ("image", "depth", "label"):
+        assert torch.equal(getattr(again, part), getattr(plain[1], part))
+    assert again.camera == plain[1].camera
+    assert again.label.dtype == torch.int64
+
+
 def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="rooms, streets"):
         SyntheticScenes("forests")

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from malleable.camera import Camera
 from malleable.data.image_files import Array
@@ -24,10 +25,16 @@ class SyntheticScenes(SampleDataset):
 
     All classes draw their colours from one distribution, so colour alone does not give the class. Sample ``index``
     depends on ``world``, ``size`` (height, width), ``seed`` and ``index`` only: take another seed for a test set.
+    ``keep`` keeps what was rendered in memory, in each process that asks: 150 MB for 1,000 samples of 120 × 160.
     """
 
     def __init__(
-        self, world: World = "rooms", size: tuple[int, int] = (120, 160), seed: int = 0, length: int = 1000
+        self,
+        world: World = "rooms",
+        size: tuple[int, int] = (120, 160),
+        seed: int = 0,
+        length: int = 1000,
+        keep: bool = False,
     ) -> None:
         if world not in get_args(World):
             raise ValueError(f"world must be one of {', '.join(get_args(World))}, got {world!r}")
@@ -40,11 +47,21 @@ class SyntheticScenes(SampleDataset):
         self.classes = rooms.CLASSES if world == "rooms" else streets.CLASSES
         self.palette = default_palette(len(self.classes))
         self.ids = [f"{world}-{seed}-{index:06d}" for index in range(length)]
+        self._kept: dict[int, tuple[Tensor, Tensor, Tensor, Camera]] | None = {} if keep else None
 
     def __getitem__(self, index: int) -> Sample:
         position = index + self.length if index < 0 else index
         if not 0 <= position < self.length:
             raise IndexError(f"index must be in 0..{self.length - 1}, got {index}")
+        if self._kept is not None and position in self._kept:
+            image, depth, label, camera = self._kept[position]
+        else:
+            image, depth, label, camera = self._render(position)
+            if self._kept is not None:
+                self._kept[position] = image, depth, label, camera
+        return Sample(image.clone(), depth.clone(), label.long(), camera, self.ids[position])
+
+    def _render(self, position: int) -> tuple[Tensor, Tensor, Tensor, Camera]:
         random = np.random.default_rng((self.seed, get_args(World).index(self.world), position))
         scene = (rooms if self.world == "rooms" else streets).layout(random, self.size)
         seen = render(scene)
@@ -57,7 +74,7 @@ class SyntheticScenes(SampleDataset):
         image = torch.from_numpy(_expose(seen.colour, random)).permute(2, 0, 1)
         cx, cy = scene.view.principal
         camera = Camera(focal, focal, cx, cy, self.size)
-        return Sample(image, torch.from_numpy(depth)[None], torch.from_numpy(label), camera, self.ids[position])
+        return image, torch.from_numpy(depth)[None], torch.from_numpy(label).byte(), camera
 
 
 def _expose(colour: Array, random: Random) -> Array:
