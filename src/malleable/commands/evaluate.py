@@ -7,15 +7,19 @@ import io
 import json as json_format
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from malleable.data.open import open_dataset
-from malleable.files import check_free, write_whole
+from malleable.files import check_free, whole_file, write_whole
 from malleable.inference.evaluate import evaluate_network
 from malleable.inference.load import load_trained
+from malleable.inference.stress import stress_network
 from malleable.reports.statistics import number
 from malleable.reports.tables import print_cells
 from malleable.runs.scores import RESULTS, Protocol, Scores
+
+STRESS = "stress.png"
 
 
 def evaluate(
@@ -26,6 +30,7 @@ def evaluate(
     flip: bool = False,
     window: tuple[int, int] | None = None,
     overlap: float = 1 / 3,
+    stress: bool = False,
     out: str | None = None,
     csv: str | None = None,
     confusion: str | None = None,
@@ -44,6 +49,8 @@ def evaluate(
         flip: show every scale mirrored as well; probabilities are averaged.
         window: height and width of a window that slides over the image instead of the whole image at once.
         overlap: the least share of a window that its neighbour sees too.
+        stress: measure also what is left when depth has another scale, noise, holes, 8 bits, a shift, another focal
+            length or is gone, and draw it beside the JSON file as stress.png.
         out: JSON file to write; results.json in the run's folder by default.
         csv: CSV file to write, a line per class.
         confusion: CSV file to write, the confusion matrix in pixels.
@@ -60,7 +67,8 @@ def evaluate(
         raise ValueError(f"{checkpoint} does not say what it was trained on; add --dataset FOLDER and --split NAME")
     split = split or (data.val if data is not None else "val")
     results_path = Path(out) if out is not None else trained.run / RESULTS if trained.run is not None else None
-    files = [Path(file) for file in (results_path, csv, confusion) if file is not None]
+    drawn = results_path.with_name(STRESS) if stress and results_path is not None else None
+    files = [Path(file) for file in (results_path, drawn, csv, confusion) if file is not None]
     for file in files:
         check_free(file, overwrite)
     if len({file.resolve() for file in files}) < len(files):
@@ -71,11 +79,16 @@ def evaluate(
     scores = evaluate_network(
         trained.net, samples, protocol, split=split, step=trained.step, workers=workers, progress=True
     )
+    if stress:
+        faults = stress_network(trained.net, samples, protocol, scores.miou, split=split, workers=workers)
+        scores = replace(scores, stress=faults)
     found = json_format.dumps(scores.to_dict(), indent=1)
     contents = (f"{found}\n", classes_csv(scores), confusion_csv(scores))
     for path, content in zip((results_path, csv, confusion), contents, strict=True):
         if path is not None:
             write_whole(Path(path), content.encode())
+    if drawn is not None:
+        draw_stress(scores, drawn)
     if json:
         print(found)
     else:
@@ -103,6 +116,18 @@ def show(scores: Scores) -> None:
     lines = [[name, number(iou), number(accuracy)] for name, iou, accuracy in _lines(scores)]
     title = f"{scores.dataset} {scores.split}{step}: {scores.protocol}"
     print_cells([["class", "IoU", "accuracy"], *lines[:-2], [], *lines[-2:]], title, "percent")
+    if scores.stress:
+        faults = [[name, number(miou)] for name, miou in {"none": scores.miou, **scores.stress}.items()]
+        print_cells([["fault", "mIoU"], *faults], "when depth is not what it was", "percent")
+
+
+def draw_stress(scores: Scores, path: Path) -> None:
+    """Draw mIoU against the strength of each fault into a PNG file."""
+    from malleable.figures.stress import stress  # matplotlib is imported only when something is drawn
+    from malleable.figures.style import save
+
+    with whole_file(path) as file:
+        save(stress({"this network": (scores.miou, scores.stress)}), file, "png")
 
 
 def _lines(scores: Scores) -> list[tuple[str, float | None, float | None]]:

@@ -62,6 +62,7 @@ class Scores:
         iou, accuracy: by class; None for a class absent from labels and predictions, or from labels.
         source: the file, or the part of training, that the scores are from.
         confusion: (C, C) pixels by true class (row) and predicted class (column); None where it was not kept.
+        stress: mIoU by the name of a fault of depth, where that was measured.
     """
 
     miou: float
@@ -75,6 +76,7 @@ class Scores:
     source: str = RESULTS
     accuracy: Mapping[str, float | None] = field(default_factory=dict)
     confusion: Tensor | None = None
+    stress: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def setting(self) -> str:
@@ -94,6 +96,7 @@ class Scores:
             "flip": protocol.flip,
             "step": self.step,
             **({} if protocol.window is None else {"window": list(protocol.window)}),
+            **({"stress": dict(self.stress)} if self.stress else {}),
         }
 
     @classmethod
@@ -106,7 +109,9 @@ class Scores:
             window = values.get("window")
             protocol = Protocol(tuple(values["scales"]), values["flip"], None if window is None else tuple(window))
             step = None if values["step"] is None else int(values["step"])
-            return cls(miou, pixels, classes, iou, str(values["dataset"]), str(values["split"]), protocol, step)
+            stress = {str(name): float(value) for name, value in values.get("stress", {}).items()}
+            setting = (str(values["dataset"]), str(values["split"]), protocol, step)
+            return cls(miou, pixels, classes, iou, *setting, stress=stress)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
                 f"{path} is not what malleable evaluate writes ({error}); evaluate the run again"

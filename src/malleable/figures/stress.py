@@ -1,0 +1,61 @@
+"""The figure of what networks reach when depth is not what it was in training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from textwrap import fill
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from malleable.data.faults import STRESSES, Stress
+from malleable.figures.style import DASHES, LINES, legend, new_figure, styled
+
+_AXES = {
+    "scale": ("depth × a factor", 1.0),
+    "holes": ("part of the depth unknown", 0.0),
+    "shift": ("pixels of shift", 0.0),
+    "focal": ("focal length × a factor", 1.0),
+}
+"""Families with a strength → what their axis says, and the strength of no fault."""
+
+
+@styled
+def stress(rows: Mapping[str, tuple[float, Mapping[str, float]]]) -> Figure:
+    """Draw mIoU against the strength of each fault, a line a row, and the faults without a strength beside them.
+
+    Args:
+        rows: shown name → mIoU without a fault, and by the name of the fault.
+    """
+    others = [stress for stress in STRESSES if stress.family not in _AXES]
+    figure, panels = new_figure(11.5, 6.2 + 0.22 * -(-len(rows) // 3), 2, len(_AXES))
+    lines: dict[str, Any] = {}
+    for place, (family, (label, none)) in enumerate(_AXES.items()):
+        panel = panels[0, place]
+        for number, (name, (clean, found)) in enumerate(rows.items()):
+            points = sorted([(none, clean), *((s.strength, found[s.name]) for s in _of(family) if s.name in found)])
+            (lines[name],) = panel.plot(
+                [strength for strength, _ in points], [miou for _, miou in points], marker="o", markersize=4,
+                color=LINES[number % len(LINES)], linestyle=DASHES[number // len(LINES) % len(DASHES)],
+            )  # fmt: skip
+        if family == "scale":
+            panel.set_xscale("log")
+            panel.set_xticks([0.1, 1, 10], ["0.1", "1", "10"])
+        panel.set(xlabel=label, ylabel="" if place else "mIoU (%)")
+        panel.set_ylim(bottom=0)
+    wide = panels[1, 0].get_gridspec()[1, :]
+    for panel in panels[1]:
+        panel.remove()
+    panel = figure.add_subplot(wide)
+    for number, (clean, found) in enumerate(rows.values()):
+        values = [clean, *(found.get(stress.name, float("nan")) for stress in others)]
+        panel.plot(range(len(values)), values, "o", color=LINES[number % len(LINES)], markersize=7)
+    panel.set_xticks(range(len(others) + 1), ["no fault", *(fill(s.name, 18) for s in others)], fontsize=8.5)
+    panel.set(ylabel="mIoU (%)")
+    panel.set_ylim(bottom=0)
+    legend(figure, list(lines.values()), list(lines), width=3.0)
+    return figure
+
+
+def _of(family: str) -> list[Stress]:
+    return [stress for stress in STRESSES if stress.family == family]
