@@ -29,14 +29,15 @@ row |= {{"val/pixel_accuracy": 50.0, "val/mean_accuracy": 40.0, "val/iou/wall": 
 """
 
 
-def write_tiny(folder: Path, steps: int) -> Path:
+def write_tiny(folder: Path, steps: int, stress: bool = False) -> Path:
     """A study of one small network on tiny rooms."""
     settings = {
         "model": {"backbone": "resnet10t", "pretrained": False, "stages": [3]},
         "data": {"root": str(make_data(folder / "tiny")), "crop": [32, 32], "workers": 0},
         "train": {"steps": steps, "batch_size": 2, "log_every": 1},
     }
-    study = {"title": "Tiny", "out": str(folder / "out"), "seeds": [0], "settings": settings, "rows": {"ours": {}}}
+    rows = {"rows": {"ours": {}}, "seeds": [0], "stress": stress}
+    study = {"title": "Tiny", "out": str(folder / "out"), "settings": settings, **rows}
     (folder / "study.yaml").write_text(json.dumps(study))  # JSON is YAML
     return folder / "study.yaml"
 
@@ -281,9 +282,13 @@ def test_a_signal_while_a_run_is_being_started_reaches_it(study: Study, monkeypa
 
 def test_it_trains_for_real_and_writes_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.html"
-    assert cli.main(["study", str(write_tiny(tmp_path, steps=2)), "--report", str(page)]) == 0
+    assert cli.main(["study", str(write_tiny(tmp_path, steps=2, stress=True)), "--report", str(page)]) == 0
     assert "ours" in page.read_text()
+    assert "<h2>Faults of depth</h2>" in page.read_text()
+    assert "| no depth |" in (tmp_path / "out/table.md").read_text()
     (row,) = json.loads((tmp_path / "out/results.json").read_text())["rows"]
     assert 0 <= row["miou"]["mean"] <= 100
+    assert row["stress"]["depth × 4"]["mean"] == row["miou"]["mean"]
+    assert row["runs"]["0"]["stress"]["depth × 4"] == row["miou"]["mean"]
     assert "layer2.0.conv1/temperature" in row["runs"]["0"]["receptive_field"]
     assert str(page) in capsys.readouterr().out

@@ -69,7 +69,10 @@ def study(
             continue
         place = plan.runs.index(run) + 1
         print(f"[{place}/{len(plan.runs)}] {run}: {run.config.train.steps} steps", file=sys.stderr, flush=True)
-        code = start(run, folder / run.folder, launcher)
+        code, task = 0, None
+        while not code and (left := next_task(run, folder / run.folder, plan.stress)) not in (None, task):
+            task = left
+            code = start(task, launcher)
         if code in _STOPPED:
             print("stopped; the same command goes on", file=sys.stderr)
             return 128 + abs(code) % 128
@@ -97,10 +100,19 @@ def check_ours(page: Path, kept: Path) -> None:
         )
 
 
-def start(run: PlannedRun, folder: Path, launcher: str | None) -> int:
-    """Train ``run`` in ``folder`` from its newest checkpoint or from the start. Returns the exit code."""
-    write_settings(folder, run.config)
-    arguments = ["train", "--config", str(folder / SETTINGS), "--resume", "auto"]
+def next_task(run: PlannedRun, folder: Path, stress: bool) -> list[str] | None:
+    """Give the arguments of the command that ``run`` needs next: training, or testing it with faults; None if done."""
+    trained = finished(run, folder)
+    if trained is None:
+        write_settings(folder, run.config)
+        return ["train", "--config", str(folder / SETTINGS), "--resume", "auto"]
+    if stress and trained.scores is not None and not trained.scores.stress:
+        return ["evaluate", str(folder), "--stress", "--overwrite"]
+    return None
+
+
+def start(arguments: Sequence[str], launcher: str | None) -> int:
+    """Run ``malleable`` with ``arguments``, to its end or to ours. Returns the exit code."""
     received: list[int] = []
     process: subprocess.Popen[bytes] | None = None
 
@@ -137,7 +149,7 @@ def gather(plan: Plan, folder: Path, kept: Path) -> dict[PlannedRun, Run]:
         results = read_results(kept / RESULTS, plan)
         for run in plan.runs:
             result = None if run in results else finished(run, folder / run.folder)
-            if result is not None:
+            if result is not None and not (plan.stress and result.scores is not None and not result.scores.stress):
                 results[run] = result
                 if kept != folder:
                     log = kept / LOGS / f"{slug(run.row)}-seed{run.seed}.jsonl"

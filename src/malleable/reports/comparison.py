@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ class Compared:
     Args:
         counted: the runs that were measured alike and after as many steps, with their scores: the largest such set.
         scores, iou: means over these runs, by the name of the score and by class; None if no run has it.
+        stress: the mean mIoU by the name of a fault of depth, where that was measured.
         gain: how far its mIoU is above the baseline's, over the seeds that both have, or of one run each. None if there
             is no such pair, or if the two were not measured alike, at the same step or the end of training.
     """
@@ -37,6 +39,7 @@ class Compared:
     scores: Mapping[str, Average | None]
     iou: Mapping[str, Average | None]
     gain: Average | None
+    stress: Mapping[str, Average | None]
 
     @property
     def config(self) -> Config:
@@ -89,7 +92,7 @@ class Comparison:
         counted = {name: _measured_alike(runs) for name, runs in rows.items()}
         if baseline is None:
             found = [name for name in rows if counted[name]] or list(rows)
-            baseline = next((name for name in found if rows[name][0].config.model.conv is None), found[0])
+            baseline = next((name for name in found if not rows[name][0].config.model.sees_depth), found[0])
         first = counted[baseline]
         self.rows = []
         for name, runs in rows.items():
@@ -100,8 +103,10 @@ class Comparison:
                 key: Average.of(value for each in measured if (value := each.iou.get(key)) is not None)
                 for key in classes
             }
+            faults = dict.fromkeys(fault for each in measured for fault in each.stress)
+            stress = {fault: Average.of(each.stress.get(fault, math.nan) for each in measured) for fault in faults}
             gain = _gain(counted[name], first, alone=len(runs) == len(rows[baseline]) == 1)
-            self.rows.append(Compared(name, tuple(runs), counted[name], means, iou, gain))
+            self.rows.append(Compared(name, tuple(runs), counted[name], means, iou, gain, stress))
         self.baseline = next(row for row in self.rows if row.name == baseline)
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,6 +118,7 @@ class Comparison:
                     "name": row.name,
                     **{name: _summary(average) for name, average in row.scores.items()},
                     "gain": _summary(row.gain, tested=row is not self.baseline),
+                    **({"stress": {f: _summary(a) for f, a in row.stress.items()}} if row.stress else {}),
                     "runs": {run.config.train.seed: run.to_dict() for run in row.runs if run.scores is not None},
                 }
                 for row in self.rows

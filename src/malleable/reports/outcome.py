@@ -74,6 +74,7 @@ class Run:
         return {
             **{name: getattr(self.scores, name) for name in SCORES},
             "iou": dict(self.scores.iou) if self.scores is not None else {},
+            **({"stress": dict(self.scores.stress)} if self.scores is not None and self.scores.stress else {}),
             "curve": dict(self.curve),
             "receptive_field": {name: value for fields in columns for name, value in fields.items()},
             "images_per_second": self.images_per_second,
@@ -84,10 +85,11 @@ class Run:
     def from_dict(cls, values: Mapping[str, Any], folder: Path) -> Run:
         """Read what :meth:`to_dict` gave."""
         config = Config.from_dict(values["settings"])
+        scores = _validated({name: values[name] for name in SCORES}, values["iou"], config, config.train.steps)
         return cls(
             folder,
             config,
-            _validated({name: values[name] for name in SCORES}, values["iou"], config, config.train.steps),
+            replace(scores, stress=values.get("stress", {})),
             config.train.steps,
             {int(step): value for step, value in values["curve"].items()},
             ReceptiveField.by_layer(values["receptive_field"]),
@@ -104,7 +106,9 @@ def read_training(folder: Path, config: Config) -> Run:
     return Run(
         folder,
         config,
-        None if last is None else _validated(last.scores, last.iou, config, last.step),
+        None
+        if last is None
+        else replace(_validated(last.scores, last.iou, config, last.step), stress=_stress(folder, last.step)),
         max((row.step for row in rows), default=0),
         validations(rows),
         {} if last is None else learned.get(last.step, {}),
@@ -133,6 +137,14 @@ def read_run(folder: Path, evaluated: bool = True) -> Run:
         scores = scores if later else results
     step = max(run.step, (scores.step or 0) if scores is not None else 0)
     return replace(run, scores=scores, step=step, dataset=dataset)
+
+
+def _stress(folder: Path, step: int) -> Mapping[str, float]:
+    """Read what ``malleable evaluate --stress`` found after ``step``, if it was asked."""
+    if not (folder / RESULTS).is_file():
+        return {}
+    results = Scores.read(folder / RESULTS)
+    return results.stress if results.step == step else {}
 
 
 def _validated(scores: Mapping[str, float], iou: Mapping[str, float], config: Config, step: int) -> Scores:
@@ -168,7 +180,10 @@ def grouped(runs: Iterable[Run]) -> dict[str, list[Run]]:
 def method_name(model: ModelConfig) -> str:
     """Name the method as tables do."""
     several = {"conv25d": f"2.5D K={model.kernels}", "malleable": f"malleable K={model.kernels}"}
-    return ({None: "RGB baseline", "depth_aware": "depth-aware"} | several)[model.conv]
+    name = several.get(model.conv, "depth-aware") if model.conv is not None else "RGB baseline"
+    if model.depth_input is None:
+        return name
+    return f"{model.depth_input} channel" if model.conv is None else f"{name} + {model.depth_input} channel"
 
 
 @cache

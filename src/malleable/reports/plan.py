@@ -34,8 +34,8 @@ class PlannedRun:
 class Plan:
     """Describes a study. ``out`` is the folder of the runs, ``record`` that of the results; None is the same folder.
 
-    ``runs`` has every row with its first seed, then with its second, so that what is done can be compared; rows with
-    fewer seeds come last.
+    With ``stress`` each run is tested with faults of depth once it is trained. ``runs`` has every row with its first
+    seed, then with its second, so that what is done can be compared; rows with fewer seeds come last.
     """
 
     title: str
@@ -44,6 +44,7 @@ class Plan:
     record: str | None
     rows: tuple[str, ...]
     runs: tuple[PlannedRun, ...]
+    stress: bool
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class _File:
     seeds: tuple[int, ...] = (0, 1, 2)
     intro: str = ""
     record: str | None = None
+    stress: bool = False
 
 
 def read_plan(path: Path, steps: int | None = None) -> Plan:
@@ -96,7 +98,7 @@ def read_plan(path: Path, steps: int | None = None) -> Plan:
     if not runs:
         raise UsageError(f"{path} has no run: give it rows and seeds")
     ordered = tuple(run for _, _, run in sorted(runs, key=lambda entry: entry[:2]))
-    return Plan(file.title, file.intro, file.out, file.record, tuple(file.rows), ordered)
+    return Plan(file.title, file.intro, file.out, file.record, tuple(file.rows), ordered, file.stress)
 
 
 def part(runs: tuple[PlannedRun, ...], only: str | None) -> tuple[PlannedRun, ...]:

@@ -17,12 +17,14 @@ from PIL import Image
 from malleable import __version__
 from malleable.data.sample import SampleDataset
 from malleable.figures.run import comparison_figures, run_figures
+from malleable.figures.stress import stress
 from malleable.figures.style import INK, LINES, save
 from malleable.files import write_whole
 from malleable.progress import with_progress
 from malleable.reports.comparison import Compared, Comparison
 from malleable.reports.outcome import Run, read_run
 from malleable.reports.statistics import Average, decimal, number, shown, shown_p
+from malleable.reports.tables import stress_cells
 from malleable.runs.folder import SETTINGS
 
 if TYPE_CHECKING:
@@ -92,6 +94,7 @@ def write_page(groups: Mapping[str, Sequence[Run]], out: Path, title: str, intro
         tested=any(shown_p(row.gain) for row in gains),
         with_paper=any(row.paper for row in rows),
         figures=figures,
+        stress=stress_cells(comparison),
         classes=list(dict.fromkeys(name for row in rows for name in row.iou)),
         settings=_settings(rows),
         costs=costs,
@@ -107,7 +110,13 @@ def _together(rows: Sequence[Compared]) -> dict[str, Any]:
 
     def draw(dataset: SampleDataset | None) -> dict[str, Figure]:
         figures = comparison_figures({row.name: row.runs[0].folder for row in rows}, dataset)
-        return {name: figure for name, figure in figures.items() if alike or name != "qualitative"}
+        tested = {
+            row.name: (row.miou.mean, {fault: found.mean for fault, found in row.stress.items() if found})
+            for row in rows
+            if row.miou and row.stress
+        }
+        drawn = {"stress": stress(tested)} if tested else {}
+        return {name: figure for name, figure in {**figures, **drawn}.items() if alike or name != "qualitative"}
 
     return _drawn(draw, rows[0].runs[0].dataset if alike else "the runs were trained on different data")
 

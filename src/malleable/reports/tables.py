@@ -34,13 +34,13 @@ def print_table(comparison: Comparison) -> None:
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """Write the scores below their title, beside the paper's if it has any, then the learned receptive fields."""
+    """Write the scores, beside the paper's if it has any, what faults of depth leave, and the receptive fields."""
     scores, learned = score_cells(comparison), field_cells(comparison)
     papers = [row.paper for row in _measured(comparison)]
     if any(papers):
         column = ["" if paper is None else f"{paper.miou:.2f} ({paper.label})" for paper in papers]
         scores = [[*line, cell] for line, cell in zip(scores, ["paper's mIoU", *column], strict=True)]
-    tables = [scores, *([learned] if len(learned) > 1 else [])]
+    tables = [scores, *(cells for cells in (stress_cells(comparison), learned) if len(cells) > 1)]
     return "\n".join([f"{comparison.title}\n", *map(markdown, tables)])
 
 
@@ -53,6 +53,15 @@ def score_cells(comparison: Comparison) -> list[list[str]]:
         gain = ["", ""] if row is first else [shown(row.gain, "+") + number, shown_p(row.gain)]
         lines.append([row.name, str(len(row.counted)), *map(shown, row.scores.values()), *gain])
     return lines if any(line[-1] for line in lines[1:]) else [line[:-1] for line in lines]
+
+
+def stress_cells(comparison: Comparison) -> list[list[str]]:
+    """Give a heading of the rows that were tested with faults of depth, then a line for each fault."""
+    rows = [row for row in _measured(comparison) if row.stress]
+    faults = dict.fromkeys(fault for row in rows for fault in row.stress)
+    lines = [[fault, *(shown(row.stress.get(fault)) for row in rows)] for fault in faults]
+    unspoiled = [["none", *(shown(row.miou) for row in rows)]] if rows else []
+    return [["mIoU, by the fault of depth", *(row.name for row in rows)], *unspoiled, *lines]
 
 
 def field_cells(comparison: Comparison) -> list[list[str]]:

@@ -49,6 +49,11 @@ class ModelConfig:
     learnable: tuple[Literal["centers", "temperature", "rebalance"], ...] = ("centers", "temperature", "rebalance")
     invalid: Literal["same", "uniform", "ignore"] = "same"
 
+    @property
+    def sees_depth(self) -> bool:
+        """Whether depth has any effect on the network."""
+        return self.conv is not None or self.depth_input is not None
+
     def layer_options(self) -> dict[str, Any]:
         """What the layers take besides their shape."""
         options: dict[str, Any] = {} if self.conv is None else {"invalid": self.invalid}
