@@ -235,6 +235,7 @@ class TestPretrained:
         ({"num_classes": 0}, "num_classes must be at least 1, got 0"),
         ({"conv": "3d"}, "conv must be None or one of"),
         ({"backbone": "repvgg_a0"}, "res5"),
+        ({"depth_encoder": "log"}, "depth_encoder must be None, 'metric' or 'relative', got 'log'"),
         ({"width": 0}, "width must be at least 1, got 0"),
         ({"backbone": "convnext_atto", "channels": (8, 16, 32, 64), "output_stride": 32}, "does not take channels="),
     ],
@@ -242,6 +243,21 @@ class TestPretrained:
 def test_refusals(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(**arguments)
+
+
+def test_a_second_encoder_adds_its_maps_stage_by_stage() -> None:
+    net = build(backbone="resnet10t", conv=None, depth_encoder="relative").eval()
+    rgb, depth = scene()
+    plain = net.backbone(rgb)[-4:]
+    added = net.depth_encoder(depth)[-4:]  # type: ignore[misc]
+    assert [a.shape for a in added] == [p.shape for p in plain]
+    assert torch.equal(net(rgb, depth=depth), net(rgb, depth=4 * depth))
+    seen: list[torch.Tensor] = []
+    net.aspp.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    net(rgb, depth=depth)
+    torch.testing.assert_close(seen[0], plain[-1] + added[-1])
+    with pytest.raises(ValueError, match="depth is missing"):
+        net(rgb)
 
 
 def test_a_narrow_network() -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from malleable.models.convert import Converted, Placed, add_depth_input, place
-from malleable.models.depth_input import Kind
+from malleable.models.depth_input import DepthEncoder, Kind
 from malleable.models.stages import Watched, watch
 
 STAGES = (2, 3, 4, 5)
@@ -58,6 +58,12 @@ def build(
         )
     placed = [Placed(found[stage], f"res{stage}", seen.rate(found[stage])) for stage in stages]
     return place(features, placed, conv, kernels, options, channel), channels
+
+
+def build_depth_encoder(kind: Kind, name: str, output_stride: int, widths: Sequence[int] | None) -> DepthEncoder:
+    """Build the same timm network for a channel of depth, see :func:`build`."""
+    options = {} if widths is None else {"channels": tuple(widths)}
+    return DepthEncoder(kind, _create(name, output_stride, in_chans=1, **options))
 
 
 def load(network: Converted, name: str, pretrained: bool | str | Path) -> None:

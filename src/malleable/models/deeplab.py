@@ -12,7 +12,7 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from malleable.models.backbone import STAGES, build, load
+from malleable.models.backbone import STAGES, build, build_depth_encoder, load
 from malleable.models.depth_input import Kind
 from malleable.models.merge import ConvNormAct, Merge, resize
 
@@ -42,6 +42,7 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
         width: int = 256,
         skip: int = 48,
         channels: Sequence[int] | None = None,
+        depth_encoder: Kind | None = None,
         **options: Any,
     ) -> None:
         # Importing torchvision takes longer than importing this whole package.
@@ -63,9 +64,13 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
             "width": width,
             "skip": skip,
             "channels": channels,
+            "depth_encoder": depth_encoder,
             **options,
         }
         self.backbone, found = build(backbone, output_stride, conv, kernels, stages, depth_input, channels, options)
+        self.depth_encoder = (
+            None if depth_encoder is None else build_depth_encoder(depth_encoder, backbone, output_stride, channels)
+        )
         self.aspp = ASPP(found[-1], list(_RATES[output_stride]), width)
         self.merge = Merge(found, _MERGED) if merge else None
         self.skip = None if merge else ConvNormAct(found[0], skip, 1)
@@ -79,10 +84,14 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
 
         Args:
             rgb: (N, 3, H, W), any size.
-            depth: (N, 1, H, W) metres; without effect if neither ``conv`` nor ``depth_input`` is given.
+            depth: (N, 1, H, W) metres; without effect if nothing of the network sees depth.
             focal: pixels of the image; a number or (N,); without effect if ``conv=None``.
         """
         stages = self.backbone(rgb, depth=depth, focal=focal)[-4:]  # res2 … res5
+        if self.depth_encoder is not None:
+            if depth is None:
+                raise ValueError("depth is missing: call net(image, depth=depth, focal=focal)")
+            stages = [seen + known for seen, known in zip(stages, self.depth_encoder(depth)[-4:], strict=True)]
         fine = self.merge(stages) if self.merge is not None else self.skip(stages[0])  # type: ignore[misc]
         context = resize(self.aspp(stages[-1]), fine)
         logits: Tensor = self.classifier(self.decoder(torch.cat([context, fine], dim=1)))
@@ -110,6 +119,7 @@ def deeplabv3plus(
     width: int = 256,
     skip: int = 48,
     channels: Sequence[int] | None = None,
+    depth_encoder: Kind | None = None,
     **options: Any,
 ) -> DeepLabV3Plus:
     """Build DeepLabv3+ (paper, 4.2): ASPP 6/12/18 (twice that at output stride 8), 48-channel skip, two 3×3 of 256.
@@ -131,6 +141,8 @@ def deeplabv3plus(
         width: channels of ASPP and decoder.
         skip: channels of the skip from res2.
         channels: of res2 … res5, for a narrower backbone where timm's takes ``channels`` (its ResNets do).
+        depth_encoder: a second backbone for depth, ``"metric"`` or ``"relative"``, whose maps are added to those of the
+            first: the usual way, at twice the cost, to compare with. It starts at random.
         options: for the layers, for example ``temperature=2.0``.
 
     Example:
@@ -149,6 +161,7 @@ def deeplabv3plus(
         width=width,
         skip=skip,
         channels=None if channels is None else tuple(channels),
+        depth_encoder=depth_encoder,
         **options,
     )
     load(network.backbone, backbone, pretrained)

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from malleable.geometry import Geometry
 from malleable.models.slot import Slot
 
 Kind = Literal["metric", "relative"]
@@ -29,8 +30,7 @@ class DepthInput(nn.Module):
 
     def __init__(self, kind: Kind, conv: nn.Module, name: str) -> None:
         super().__init__()
-        if kind not in get_args(Kind):
-            raise ValueError(f"depth_input must be None, {' or '.join(map(repr, get_args(Kind)))}, got {kind!r}")
+        _check(kind, "depth_input")
         if not isinstance(conv, nn.Conv2d) or conv.groups != 1:
             raise ValueError(f"depth_input={kind!r}: {name}, the first convolution, has groups and cannot be widened")
         self.kind, self.name, self.slot = kind, name, Slot()
@@ -43,6 +43,31 @@ class DepthInput(nn.Module):
         depth, _ = self.slot.current().depth_at(args[0].shape[-2:])
         added: Tensor = self.conv(depth_channel(depth, self.kind).to(args[0].dtype))
         return output + added
+
+
+class DepthEncoder(nn.Module):
+    """Is a second backbone that sees depth alone; a decoder adds its maps to those of the first, stage by stage.
+
+    Args:
+        kind: see :func:`depth_channel`.
+        net: maps (N, 1, H, W) to a list of maps.
+    """
+
+    def __init__(self, kind: Kind, net: nn.Module) -> None:
+        super().__init__()
+        _check(kind, "depth_encoder")
+        self.kind, self.net = kind, net
+
+    def forward(self, depth: Tensor) -> list[Tensor]:
+        """Return the maps of ``depth`` (N, 1, H, W) metres, finest first."""
+        known, _ = Geometry(depth, 1.0).depth_at(depth.shape[-2:])
+        maps: list[Tensor] = self.net(depth_channel(known, self.kind))
+        return maps
+
+
+def _check(kind: str, argument: str) -> None:
+    if kind not in get_args(Kind):
+        raise ValueError(f"{argument} must be None, {' or '.join(map(repr, get_args(Kind)))}, got {kind!r}")
 
 
 def depth_channel(depth: Tensor, kind: Kind) -> Tensor:

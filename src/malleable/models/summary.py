@@ -8,7 +8,7 @@ from torch import nn
 
 from malleable.layers import DepthAwareConv2d, DepthConv2d
 from malleable.models.convert import CONVOLUTIONS, Converted
-from malleable.models.depth_input import DepthInput
+from malleable.models.depth_input import DepthEncoder, DepthInput
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def summary(net: nn.Module) -> Summary:
 
 def sees_depth(net: nn.Module) -> bool:
     """Tell whether depth has any effect on ``net``."""
-    return any(isinstance(module, DepthConv2d | DepthInput) for module in net.modules())
+    return any(isinstance(module, DepthConv2d | DepthInput | DepthEncoder) for module in net.modules())
 
 
 def is_scale_free(net: nn.Module) -> bool:
@@ -82,7 +82,8 @@ def is_scale_free(net: nn.Module) -> bool:
     In Eq. 1 the scale cancels, and the relative channel has none; depth-aware convolution and the metric channel take
     metres.
     """
+    channels = DepthInput | DepthEncoder
     return not any(
-        isinstance(module, DepthAwareConv2d) or (isinstance(module, DepthInput) and module.kind == "metric")
+        isinstance(module, DepthAwareConv2d) or (isinstance(module, channels) and module.kind == "metric")
         for module in net.modules()
     )

@@ -179,11 +179,11 @@ def grouped(runs: Iterable[Run]) -> dict[str, list[Run]]:
 
 def method_name(model: ModelConfig) -> str:
     """Name the method as tables do."""
-    several = {"conv25d": f"2.5D K={model.kernels}", "malleable": f"malleable K={model.kernels}"}
-    name = several.get(model.conv, "depth-aware") if model.conv is not None else "RGB baseline"
-    if model.depth_input is None:
-        return name
-    return f"{model.depth_input} channel" if model.conv is None else f"{name} + {model.depth_input} channel"
+    conv = {"conv25d": f"2.5D K={model.kernels}", "malleable": f"malleable K={model.kernels}"}
+    parts = [] if model.conv is None else [conv.get(model.conv, "depth-aware")]
+    parts += [] if model.depth_input is None else [f"{model.depth_input} channel"]
+    parts += [] if model.depth_encoder is None else ["second encoder"]
+    return " + ".join(parts) or "RGB baseline"
 
 
 @cache

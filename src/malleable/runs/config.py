@@ -23,6 +23,7 @@ class ModelConfig:
         merge: the multi-stage merging block of the NYUDv2 network.
         depth_input: depth as one more channel of the first convolution, metric or relative; null shows it to the
             layers alone.
+        depth_encoder: a second backbone for depth, metric or relative, whose maps are added; null has none.
         width: channels of ASPP and decoder.
         skip: channels of the skip from res2.
         channels: of res2 … res5, for a narrower backbone; null takes the backbone's own.
@@ -40,6 +41,7 @@ class ModelConfig:
     output_stride: Literal[8, 16, 32] = 16
     merge: bool = False
     depth_input: Literal["metric", "relative"] | None = None
+    depth_encoder: Literal["metric", "relative"] | None = None
     width: int = 256
     skip: int = 48
     channels: tuple[int, ...] | None = None
@@ -52,7 +54,7 @@ class ModelConfig:
     @property
     def sees_depth(self) -> bool:
         """Whether depth has any effect on the network."""
-        return self.conv is not None or self.depth_input is not None
+        return (self.conv, self.depth_input, self.depth_encoder) != (None, None, None)
 
     def layer_options(self) -> dict[str, Any]:
         """What the layers take besides their shape."""
@@ -226,5 +228,6 @@ def build_network(config: ModelConfig, num_classes: int, *, pretrained: bool = T
         width=config.width,
         skip=config.skip,
         channels=config.channels,
+        depth_encoder=config.depth_encoder,
         **config.layer_options(),
     )
