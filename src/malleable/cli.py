@@ -14,6 +14,7 @@ from malleable.runs.settings import UsageError, explained, nearest, resolve
 
 COMMANDS: dict[str, str] = {
     "bench": "measure what the layers cost on this machine",
+    "doctor": "run every engine on this machine's devices against the plain one",
     "cost": "parameters and multiply-adds, beside the paper's Table 1",
     "train": "train a network, or go on with a run",
     "study": "train all rows of a comparison with several seeds, and tabulate them",

@@ -1,0 +1,143 @@
+"""``malleable doctor`` runs every engine on every device of this machine against the plain one."""
+
+from __future__ import annotations
+
+import copy
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from malleable import __version__
+from malleable.geometry import Geometry
+from malleable.inference.load import choose_device
+from malleable.layers import DepthAwareConv2d, DepthConv2d, MalleableConv2d
+from malleable.ops.engines import ENGINES
+from malleable.reports.tables import print_cells
+
+_LAYERS: dict[str, tuple[Callable[..., DepthConv2d], int, int]] = {
+    "malleable 3×3": (partial(MalleableConv2d, kernels=3), 3, 1),
+    "malleable 3×3, groups of 8": (partial(MalleableConv2d, kernels=3), 3, 4),
+    "malleable 7×7, depthwise": (partial(MalleableConv2d, kernels=3), 7, 32),
+    "depth-aware 3×3": (DepthAwareConv2d, 3, 1),
+}
+"""Shown name → what makes the layer, the size of its kernels, its groups."""
+
+_CHANNELS, _SIZE, _FOCAL = 32, 28, 60.0
+
+_TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""How far a tensor may be from float64's, as a part of its largest value."""
+
+
+def doctor(device: str | None = None, rounds: int = 5) -> int:
+    """Check each engine: output and gradients against the plain engine in float64, and its time.
+
+    Prints one table. The exit code is 1 if any engine that runs here disagrees. A time of 1 is that of nn.Conv2d with
+    as many multiply-adds.
+
+    Args:
+        device: cpu, cuda or cuda:N; the processor and all GPUs by default.
+        rounds: how often each is timed; the fastest counts.
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    found = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    devices = found if device is None else [str(choose_device(device))]
+    print(f"malleable {__version__} · torch {torch.__version__} · python {platform.python_version()}")
+    lines, wrong, unable = [], 0, dict[str, None]()
+    for place in devices:
+        for name, (make, kernel, groups) in _LAYERS.items():
+            torch.manual_seed(0)
+            layer = make(_CHANNELS, _CHANNELS, kernel, padding=kernel // 2, groups=groups)
+            for dtype in _TOLERANCE:
+                rounded = copy.deepcopy(layer).to(dtype)
+                expected = _run(rounded, torch.device("cpu"), torch.float64, "plain", dtype)
+                for engine in ENGINES:
+                    try:
+                        results = _run(rounded, torch.device(place), dtype, engine, dtype)
+                        ratio = _ratio(rounded, torch.device(place), dtype, engine, rounds)
+                    except RuntimeError as reason:
+                        unable.setdefault(f"{engine} on {place}: {str(reason).rpartition('cannot run this call: ')[2]}")
+                        continue
+                    error = max(_distance(a, e) for a, e in zip(results, expected, strict=True))
+                    agrees = error <= _TOLERANCE[dtype]
+                    wrong += not agrees
+                    short = str(dtype).removeprefix("torch.")
+                    said = "yes" if agrees else "NO"
+                    lines.append([name, engine, place, short, said, f"{error:.0e}", f"{ratio:.2f}"])
+    heading = ["layer", "engine", "device", "dtype", "agrees", "error", "time over nn.Conv2d's"]
+    print_cells([heading, *lines], "Engines against plain in float64: output and all gradients")
+    for sentence in unable:
+        print(f"not run: {sentence}", file=sys.stderr)
+    if wrong:
+        print(f"{wrong} of {len(lines)} disagree; please report this table", file=sys.stderr)
+    return int(wrong > 0)
+
+
+@contextmanager
+def _engine(name: str) -> Iterator[None]:
+    with patch.dict(os.environ, MALLEABLE_ENGINE=name):
+        yield
+
+
+def _inputs(device: torch.device, dtype: torch.dtype, rounded: torch.dtype) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(2, _CHANNELS, _SIZE, _SIZE, generator=random).to(rounded).to(device, dtype)
+    depth = 2 + 0.1 * torch.randn(2, 1, 4 * _SIZE, 4 * _SIZE, generator=random)
+    depth[:, :, 10:40, 20:60] = 0  # some of it is unknown
+    return x, depth.to(device)
+
+
+def _run(
+    layer: DepthConv2d, device: torch.device, dtype: torch.dtype, engine: str, rounded: torch.dtype
+) -> list[Tensor]:
+    """Give the output of the layer, then the gradients of its input and of its parameters, as float64 on the CPU.
+
+    Its input is that of ``rounded``, whatever ``dtype`` it is computed in.
+    """
+    twin = copy.deepcopy(layer).to(device, dtype)
+    x, depth = _inputs(device, dtype, rounded)
+    leaves = [x.requires_grad_(), *twin.parameters()]
+    with _engine(engine):
+        y = twin(x, Geometry(depth, _FOCAL))
+        direction = torch.linspace(-1, 1, y.numel()).view_as(y).to(rounded).to(device, dtype)
+        gradients = torch.autograd.grad(y, leaves, direction)
+    return [tensor.detach().to("cpu", torch.float64) for tensor in (y, *gradients)]
+
+
+def _ratio(layer: DepthConv2d, device: torch.device, dtype: torch.dtype, engine: str, rounds: int) -> float:
+    """Time a forward pass over K of nn.Conv2d with the same groups."""
+    twin = copy.deepcopy(layer).to(device, dtype)
+    x, depth = _inputs(device, dtype, dtype)
+    size, groups = layer.kernel_size, layer.groups
+    conv = nn.Conv2d(_CHANNELS, _CHANNELS, size, padding=size[0] // 2, groups=groups, device=device, dtype=dtype)
+    geometry = Geometry(depth, _FOCAL)
+    ours, theirs = float("inf"), float("inf")
+    with torch.no_grad(), _engine(engine):
+        for _ in range(rounds + 1):
+            ours = min(ours, _time(lambda: twin(x, geometry), device))
+            theirs = min(theirs, _time(lambda: conv(x), device))
+    return ours / (layer.kernels * theirs)
+
+
+def _time(run: Callable[[], object], device: torch.device) -> float:
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    started = now()
+    run()
+    return now() - started
+
+
+def _distance(tensor: Tensor, expected: Tensor) -> float:
+    """Give the largest difference as a part of the largest value."""
+    return float((tensor - expected).abs().max() / expected.abs().max().clamp(min=1e-12))

@@ -1,0 +1,45 @@
+"""The doctor finds engines that are right, says why others do not run, and finds one that is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from malleable import cli
+from malleable.commands import doctor
+from malleable.ops.engines import plain
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_SIZE", 12)  # holes of depth included
+    monkeypatch.setattr(doctor, "_LAYERS", dict(list(doctor._LAYERS.items())[:2]))
+
+
+def test_all_engines_of_this_machine_agree(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--device", "cpu", "--rounds", "1"]) == 0
+    shown = capsys.readouterr()
+    assert "plain" in shown.out
+    assert "blocks" in shown.out
+    assert "NO" not in shown.out
+    assert "not run: triton on cpu: needs a CUDA tensor" in shown.err
+
+
+def test_one_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    right = plain.forward
+
+    def wrong(x: Any, *rest: Any) -> Any:
+        return right(x, *rest) * (1.01 if x.dtype == torch.float32 else 1)
+
+    monkeypatch.setattr(plain, "forward", wrong)
+    assert cli.main(["doctor", "--device", "cpu", "--rounds", "1"]) == 1
+    shown = capsys.readouterr()
+    assert [line for line in shown.out.splitlines() if "NO" in line and "plain" in line and "float32" in line]
+    assert "disagree; please report this table" in shown.err
+
+
+def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--device", "cuda:77"]) == 1
+    assert "device must be auto, cpu, cuda or cuda:N" in capsys.readouterr().err
