@@ -14,7 +14,7 @@ from malleable.assign import Invalid, depth_aware_assign, handle_invalid, hard_a
 from malleable.geometry import Geometry
 from malleable.ops.depth_conv2d import check_features, convolve
 from malleable.ops.scaled_assign import scaled_assign
-from malleable.ops.window import Pair, Window
+from malleable.ops.window import Pair, Window, same_padding
 
 LEARNABLE = ("centers", "temperature", "rebalance")
 
@@ -25,6 +25,10 @@ _COLDEST = 1e-12
 
 class DepthConv2d(nn.Module):
     """Does what the three convolutions share. A subclass says how taps are assigned to kernels, in :meth:`assign`."""
+
+    # Conversion sets them in place of convolutions that are run so.
+    pads_same = False  # pads as TensorFlow does, at any stride
+    padded_at: int | None = None  # rate of the map that is padded with zeros before the layer reads it
 
     def __init__(
         self,
@@ -80,6 +84,23 @@ class DepthConv2d(nn.Module):
     def dilation(self) -> tuple[int, int]:
         return self.window.dilation
 
+    def view(self, geometry: Geometry, size: Sequence[int]) -> tuple[Window, tuple[int, int]]:
+        """The window on a map of ``size``, and the size of the part of that map that shows the geometry's image.
+
+        What the network itself put around that part (``padded_at``) counts as padding of the window.
+        """
+        height, width = size
+        if self.pads_same:
+            padding = same_padding(size, self.kernel_size, self.stride, self.dilation)
+            return self.window._replace(padding=padding), (height, width)
+        if self.padded_at is None:
+            return self.window, (height, width)
+        rows, columns = (min(s, -(-n // self.padded_at)) for s, n in zip(size, geometry.depth.shape[-2:], strict=True))
+        left, right, top, bottom = self.window.padding
+        x, y = width - columns, height - rows
+        padding = (left + x // 2, right + x - x // 2, top + y // 2, bottom + y - y // 2)
+        return self.window._replace(padding=padding), (rows, columns)
+
     def reset_parameters(self) -> None:
         """Draw weights and bias as ``nn.Conv2d`` does, every kernel on its own."""
         nn.Conv2d.reset_parameters(self)  # type: ignore[arg-type]  # it needs a weight and a bias, no more
@@ -121,7 +142,11 @@ class DepthConv2d(nn.Module):
         """Map x (N, C, H, W), at any rate of the geometry's image, to (N, O, Hout, Wout), as ``nn.Conv2d`` does."""
         _check_inputs(x, self.weight, self.window, self.groups, geometry)
         assign = self.assign(geometry, x.shape[-2:], torch.promote_types(x.dtype, torch.float32))
-        return convolve(x, self.weight, assign, self.bias, self.window, self.groups)
+        window, (height, width) = self.view(geometry, x.shape[-2:])
+        if self.padded_at is not None:
+            top, left = window.padding[2] - self.window.padding[2], window.padding[0] - self.window.padding[0]
+            x = x[..., top : top + height, left : left + width]
+        return convolve(x, self.weight, assign, self.bias, window, self.groups)
 
     def extra_repr(self) -> str:
         settings = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"]
@@ -263,7 +288,7 @@ class MalleableConv2d(DepthConv2d):
         return malleable_assign(d.unsqueeze(0), centers, self.temperature)[0]
 
     def assign(self, geometry: Geometry, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-        d, valid = geometry.relative_depth(self.window, size, dtype)
+        d, valid = geometry.relative_depth(*self.view(geometry, size), dtype)
         scale = (self.scales * self.gain).to(dtype)
         assign = scaled_assign(d, self.centers.to(dtype), self.temperature.to(dtype), scale)
         return handle_invalid(assign, valid, self.invalid, scale)
@@ -285,7 +310,7 @@ class Conv25d(DepthConv2d):
         return hard_assign(d.unsqueeze(0), self.kernels)[0]
 
     def assign(self, geometry: Geometry, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-        d, valid = geometry.relative_depth(self.window, size, dtype)
+        d, valid = geometry.relative_depth(*self.view(geometry, size), dtype)
         return handle_invalid(hard_assign(d, self.kernels), valid, self.invalid)
 
 
@@ -323,7 +348,7 @@ class DepthAwareConv2d(DepthConv2d):
         return depth_aware_assign(difference.unsqueeze(0), self.alpha)[0]
 
     def assign(self, geometry: Geometry, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-        difference, valid = geometry.depth_difference(self.window, size, dtype)
+        difference, valid = geometry.depth_difference(*self.view(geometry, size), dtype)
         return handle_invalid(depth_aware_assign(difference, self.alpha), valid, self.invalid)
 
     def extra_repr(self) -> str:

@@ -107,10 +107,11 @@ def _assignment(seeing: Seeing, geometry: Geometry) -> tuple[Tensor, Tensor, Ten
     """
     layer, (height, width) = seeing.layer, geometry.depth.shape[-2:]
     size = (math.ceil(height / seeing.rate), math.ceil(width / seeing.rate))
+    window, size = layer.view(geometry, size)
     metres = isinstance(layer, DepthAwareConv2d)
-    seen = (geometry.depth_difference if metres else geometry.relative_depth)(layer.window, size)
+    seen = (geometry.depth_difference if metres else geometry.relative_depth)(window, size)
     g = layer.receptive_field(seen.value).transpose(0, 1)  # type: ignore[operator]
-    inside = torch.cat(list(layer.window.views(torch.ones(1, 1, *size))), dim=1)
+    inside = torch.cat(list(window.views(torch.ones(1, 1, *size))), dim=1)
     return handle_invalid(g, seen.valid, layer.invalid), inside[:, None], seen.valid[:, None]
 
 

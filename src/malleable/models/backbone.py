@@ -126,7 +126,7 @@ def first_of_stages(features: Any, seen: Watched, name: str) -> dict[int, str]:
             )
         ends.append(inside[-1])
     stages: dict[int, str] = {}
-    for convolution in seen.first_of_stages(features):
+    for convolution in seen.first_of_stages():
         level = bisect_left(ends, order.index(_plain(convolution)))
         stages.setdefault(level - len(ends) + STAGES[-1] + 1, convolution)
     return stages

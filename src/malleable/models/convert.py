@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from malleable.geometry import Geometry
 from malleable.layers import Conv25d, DepthAwareConv2d, DepthConv2d, MalleableConv2d
 from malleable.models.depth_input import DepthInput, Kind
+from malleable.models.padding import plain_inside
 from malleable.models.slot import Slot
 from malleable.models.stages import Watched, sees_neighbours, watch
 
@@ -43,6 +45,8 @@ class Converted(nn.Module):
 
     :func:`convert` makes it. Parameters are those of ``model``, under ``model.`` in the state dict.
     """
+
+    missed: tuple[float, ...] = ()  # rates of the network on its way down at which no layer was placed
 
     def __init__(self, model: nn.Module, placed: Iterable[Placed] = (), depth_input: DepthInput | None = None) -> None:
         super().__init__()
@@ -160,8 +164,21 @@ def convert(
         failure = error
     names = [] if conv is None else _select(model, where, seen, failure)
     placed = [Placed(name, None, seen.rate(name) if seen else None) for name in names]
-    model = copy.deepcopy(model)
-    return place(model, placed, conv, kernels, options, add_depth_input(depth_input, model, seen, failure))
+    kind, model = type(model).__name__, copy.deepcopy(model)
+    net = place(model, placed, conv, kernels, options, add_depth_input(depth_input, model, seen, failure))
+    if seen:
+        for name, layer in net.layers().items():
+            layer.padded_at = seen.padded_at(name)
+    if seen and conv is not None and where == "first-of-stage":
+        net.missed = tuple(seen.missed(names))
+        if net.missed:
+            rates = ", ".join(f"{rate:g}" for rate in net.missed)
+            warnings.warn(
+                f"{kind} has no k × k convolution to replace at rate {rates}: depth is seen at "
+                f"{', '.join(f'{layer.name} (rate {layer.rate:g})' for layer in placed)} only",
+                stacklevel=2,
+            )
+    return net
 
 
 def place(
@@ -212,7 +229,9 @@ def _select(model: nn.Module, where: Where, seen: Watched | None, failure: Excep
                 "where='first-of-stage' runs the network on an example image to find its stages, which failed "
                 f"({type(failure).__name__}: {failure}); pass example=, a batch it accepts, or name the convolutions"
             ) from failure
-        names = seen.first_of_stages(model)
+        names = seen.first_of_stages()
+        if len(seen.missed(names)) > len(names):
+            names = []
     elif where == "all":
         names = list(candidates)
     elif callable(where):
@@ -228,16 +247,27 @@ def _select(model: nn.Module, where: Where, seen: Watched | None, failure: Excep
     if not names:
         raise ValueError(
             f"where={where!r} finds nothing to replace in {kind}, which has {len(candidates)} k × k, k > 1, "
-            "convolutions; where may also be 'all', names, globs or a function"
+            f"convolutions{_offer(seen)}; where may also be 'all', names, globs or a function"
         )
     return names
+
+
+def _offer(seen: Watched | None) -> str:
+    """Name a few convolutions that could be replaced, one for every rate."""
+    if seen is None or not seen.convolutions:
+        return ""
+    first: dict[float | None, str] = {}
+    for name in seen.convolutions:
+        first.setdefault(seen.rate(name), name)
+    offered = ", ".join(f"{name!r} (rate {rate:g})" for rate, name in first.items())
+    return f", of which none begins a stage on the way down; of those that ran, one for every rate: {offered}"
 
 
 def _replace(model: nn.Module, name: str, layer_type: type[DepthConv2d], options: dict[str, Any]) -> nn.Module:
     """Put a depth-seeing layer in place of convolution ``name`` of ``model``, under every name it has."""
     conv2d = cast(nn.Conv2d, model.get_submodule(name))
     try:
-        layer = layer_type.from_conv2d(conv2d, **options)
+        layer = _layer_like(conv2d, layer_type, options)
     except (TypeError, ValueError) as error:
         raise type(error)(f"cannot convert {name}: {error}") from error
     if conv2d is model:
@@ -250,3 +280,17 @@ def _replace(model: nn.Module, name: str, layer_type: type[DepthConv2d], options
             if module is conv2d:
                 parent._modules[child] = layer
     return model
+
+
+def _layer_like(conv2d: nn.Conv2d, layer_type: type[DepthConv2d], options: dict[str, Any]) -> DepthConv2d:
+    """Make a layer that starts as ``conv2d``, and pads as it does if it has a forward of its own for that."""
+    padded = None if type(conv2d).forward is nn.Conv2d.forward else plain_inside(conv2d)
+    if padded is None:
+        return layer_type.from_conv2d(conv2d, **options)
+    plain, pads = padded
+    layer = layer_type.from_conv2d(plain, **options)
+    if pads == "same":
+        layer.pads_same = True
+    else:
+        layer.window = layer.window._replace(padding=pads)
+    return layer

@@ -1,10 +1,13 @@
-"""Watch a network at work: which convolution runs at which rate, and which modules are residual units."""
+"""What a network does with an image: which convolution runs at which rate, and where its stages begin."""
 
 from __future__ import annotations
 
 import copy
+import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeGuard
 
 import torch
@@ -13,58 +16,167 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from malleable.geometry import integer_rate
 
-_SIZE = (128, 128)  # a map at rate 32 still has 4 × 4 pixels, and a pass takes a fraction of a second
+_SIZES = (128, 224, 256)  # a map at rate 32 still has 4 × 4 pixels of 128, and a pass takes a fraction of a second
+_SMALLEST = 4  # maps of fewer pixels do not tell their rate
+_OCTAVE = 1.45  # sizes that differ by less are one resolution: unpadded convolutions shave a few pixels off
+_MANY = 5  # widths at one resolution; more of them are no stages but a network that widens with every unit
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a k × k, k > 1, convolution first ran."""
+
+    name: str
+    reads: Size  # of its input, (height, width), without what was padded to it
+    writes: Size
+    padded: bool  # zeros were put around its input, evenly or one more at the end
+    counts: bool  # overlaps its neighbours' windows and sees a map of the image's shape, but not the image itself
+    grown: bool  # a map had been enlarged before
+    first: bool  # no maps had been added before
+
+
+@dataclass(frozen=True)
+class Map:
+    """A square map (N, C, H, W), (N, H, W, C) or its tokens (N, H·W, C)."""
+
+    height: int
+    width: int  # channels
 
 
 @dataclass
 class Watched:
     """Tells what a network did in one pass. Names are those of ``named_modules``; dicts are in order of execution."""
 
-    image: tuple[int, int]
-    convolutions: dict[str, tuple[int, int]] = field(default_factory=dict)  # k × k, k > 1 → (height, width) of input
-    outputs: dict[str, torch.Size] = field(default_factory=dict)  # modules that map one tensor to one → output shape
-    adders: list[str] = field(default_factory=list)  # modules that add two equal maps themselves
+    image: Size
+    convolutions: dict[str, Ran] = field(default_factory=dict)
+    inputs: dict[str, int] = field(default_factory=dict)  # channels of the map that a module is given
+    outputs: dict[str, Map] = field(default_factory=dict)  # of modules
+    adders: set[str] = field(default_factory=set)  # modules that add two equal maps themselves
+    sums: set[int] = field(default_factory=set)  # heights of the maps they add, before any was enlarged
 
     def rate(self, name: str) -> float | None:
         """Tell the down-sampling rate of the map that convolution ``name`` reads; None if it did not run."""
-        size = self.convolutions.get(name)
-        return None if size is None else integer_rate(self.image, size) or self.image[0] / size[0]
+        return self._rate(self.convolutions[name].reads) if name in self.convolutions else None
 
-    def first_of_stages(self, model: nn.Module) -> list[str]:
-        """Find the first k × k convolution of the first residual unit of every stage, in the order of execution.
+    def padded_at(self, name: str) -> int | None:
+        """Tell the rate of the map that is padded before convolution ``name`` reads it; None if there is none."""
+        ran = self.convolutions.get(name)
+        return integer_rate(self.image, ran.reads) if ran and ran.padded else None
 
-        A residual unit adds its input to what it made of it. Units without that sum (MobileNet has none where a stage
-        begins) are known by their place: the same path, numbers aside. A stage begins where the shape of the units'
-        output changes, be it in size or in channels: a dilated stage keeps the size.
+    def first_of_stages(self) -> list[str]:
+        """Find one k × k convolution for every stage of the part of the network that goes down, in its order.
+
+        Convolutions in the same place of other blocks (the same path, numbers aside) are of one kind. For every
+        resolution the first convolution is chosen of the kind that is found at most resolutions, of kinds in residual
+        units if there are any; a resolution belongs to the unit that writes it. At one resolution a stage also begins
+        where a residual unit changes the number of channels: a dilated stage keeps the size.
         """
-        seed = next((name for name in self.adders if name in self.outputs and self._first_in(name)), None)
-        if seed is None:
-            return []
-        first: list[str] = []
-        shape = None
-        for name, output in self.outputs.items():
-            if _place(name) != _place(seed) or isinstance(model.get_submodule(name), nn.Sequential):
-                continue
-            convolution = self._first_in(name)
-            if convolution and output != shape:
-                first.append(convolution)
-                shape = output
-        return first
+        down = list(self._going_down())
+        levels = _levels([self._height(ran) for ran in down])
+        kinds: dict[str, dict[int, list[Ran]]] = {}
+        for ran in down:
+            kinds.setdefault(_kind(ran.name), {}).setdefault(_nearest(levels, self._height(ran)), []).append(ran)
+        common = sorted(kinds.values(), key=lambda at: (-len(at), -sum(map(len, at.values()))))
+        chosen: list[list[str]] = []
+        for level in levels:
+            here = [at[level] for at in common if level in at]
+            here.sort(key=lambda convolutions: self._unit(convolutions[0].name) is None)
+            is_stem = level > max(common[0]) and (self._unit(here[0][0].name) is None or 3 * level > self.image[0])
+            if not is_stem:
+                chosen.append(self._begin_stages(here[0]))
+        if any(self._widens_steadily(names) for names in chosen):
+            chosen = [names[:1] for names in chosen]
+        found = [name for name in self.convolutions if any(name in names for names in chosen)]
+        only_stem = self.sums and all(self.convolutions[name].first and not self._unit(name) for name in found)
+        return [] if only_stem else found
 
-    def _first_in(self, unit: str) -> str | None:
-        return next((name for name in self.convolutions if name.startswith(f"{unit}.")), None)
+    def missed(self, names: list[str]) -> list[float]:
+        """List the rates at which the network adds maps on its way down but none of ``names`` reads or writes any."""
+        ran = [self.convolutions[name] for name in names if name in self.convolutions]
+        covered = [height for r in ran for height in (r.reads[0], r.writes[0], self._height(r))]
+        finest = max((r.reads[0] for r in ran), default=self.image[0])
+        missed = [level for level in _levels(list(self.sums)) if level < finest and not _near(covered, level)]
+        return [self._rate((level, level * self.image[1] // self.image[0] or 1)) for level in missed]
+
+    def coarsest(self) -> int:
+        """Tell the least height that a convolution of the part that goes down writes."""
+        return min((ran.writes[0] for ran in self._going_down()), default=self.image[0])
+
+    def _going_down(self) -> Iterator[Ran]:
+        """Go through the convolutions that count until maps grow, and the coarsest of the same kinds after that."""
+        kinds: set[str] = set()
+        coarsest = self.image[0]
+        counting = [ran for ran in self.convolutions.values() if ran.counts]
+        for i, ran in enumerate(counting):
+            height, kind = self._height(ran), _kind(ran.name)
+            later = [other.reads[0] for other in counting[i:] if not other.grown and _kind(other.name) == kind]
+            is_aside = max(later, default=0) > ran.reads[0] * _OCTAVE  # the network goes on with a finer map
+            if is_aside or (height * _OCTAVE > self.image[0] and self._unit(ran.name) is None):
+                continue
+            if ran.grown and (kind not in kinds or height > coarsest * _OCTAVE):
+                continue
+            kinds.add(kind)
+            coarsest = min(coarsest, height)
+            yield ran
+
+    def _begin_stages(self, convolutions: list[Ran]) -> list[str]:
+        """Choose the first convolution, and those with which residual units of another width begin."""
+        names = [convolutions[0].name]
+        units = [(ran.name, unit) for ran in convolutions if (unit := self._unit(ran.name))]
+        for (_, before), (name, unit) in pairwise(units):
+            changes = self.inputs.get(unit) != self.outputs[unit].width or _parent(unit) != _parent(before)
+            if changes and self.outputs[unit].width != self.outputs[before].width:
+                names.append(name)
+        return names
+
+    def _widens_steadily(self, names: list[str]) -> bool:
+        """Tell whether the widths at one resolution are too many for stages, or come and go."""
+        widths = [self.outputs[unit].width for name in names if (unit := self._unit(name))]
+        return len(names) > _MANY or len(set(widths)) < len(widths)
+
+    def _height(self, ran: Ran) -> int:
+        unit = self._unit(ran.name)
+        return ran.writes[0] if unit is None else self.outputs[unit].height
+
+    def _unit(self, name: str) -> str | None:
+        """Find the innermost module around convolution ``name`` that adds maps, or stands where others do so."""
+        places = {_place(adder) for adder in self.adders if adder in self.outputs}
+        parts = name.split(".")
+        around = (".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
+        return next((module for module in around if _place(module) in places and module in self.outputs), None)
+
+    def _rate(self, size: Size) -> float:
+        return integer_rate(self.image, size) or self.image[0] / size[0]
+
+
+def watch(model: nn.Module, example: Tensor | None = None) -> Watched:
+    """Run a twin of ``model`` in eval mode on ``example``, by default on the first blank image that it takes."""
+    if example is not None:
+        return _watch(model, example)
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    first: Watched | Exception | None = None
+    for shape in dict.fromkeys(_shapes(model)):
+        try:
+            seen = _watch(model, torch.zeros(2, *shape, device=like.device, dtype=like.dtype))
+        except Exception as error:  # foreign code may fail in any way
+            first = first or error
+            continue
+        if seen.coarsest() >= _SMALLEST:
+            return seen
+        first = seen if not isinstance(first, Watched) else first
+    if isinstance(first, Watched):
+        return first
+    assert first is not None
+    raise first
 
 
 @torch.no_grad()
-def watch(model: nn.Module, example: Tensor | None = None) -> Watched:
-    """Run a twin of ``model`` in eval mode on ``example``, by default a blank image of 128 × 128."""
-    if example is None:
-        channels = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
-        like = next(model.parameters(), torch.empty(0))
-        example = torch.zeros(1, channels, *_SIZE, device=like.device, dtype=like.dtype)
+def _watch(model: nn.Module, example: Tensor) -> Watched:
     weights = {id(parameter): parameter for parameter in model.parameters()}
     twin = copy.deepcopy(model, weights).eval()  # weights are shared; whatever the pass writes stays with the twin
-    watcher = _Watcher(Watched(image=(example.shape[-2], example.shape[-1])))
+    watcher = _Watcher(example)
     for name, module in twin.named_modules():
         watcher.follow(name, module)
     with watcher:
@@ -73,37 +185,149 @@ def watch(model: nn.Module, example: Tensor | None = None) -> Watched:
 
 
 class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, seen: Watched) -> None:
+    def __init__(self, example: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen = seen
+        self.example = example
+        self.seen = Watched(image=(example.shape[-2], example.shape[-1]))
         self.running: list[str] = []
+        self.given: list[tuple[Map | None, bool]] = []  # to the modules that run, and whether a map had been enlarged
+        self.smallest = example.shape[-2]  # height that any convolution wrote, pooled vectors aside
+        self.grown = False
+        self.padded: Tensor | None = None  # the last map that was padded
+        self.pads: list[int] = []
 
     def follow(self, name: str, module: nn.Module) -> None:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self.running.append(name)
-            if sees_neighbours(module):
-                self.seen.convolutions.setdefault(name, (args[0].shape[-2], args[0].shape[-1]))
+            given = _map(next(iter((*args, *kwargs.values())), None))
+            self.given.append((given, self.grown))
+            if given:
+                self.seen.inputs.setdefault(name, given.width)
 
         def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             self.running.pop()
-            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-            if len(tensors) == 1 and isinstance(output, Tensor):
-                self.seen.outputs.setdefault(name, output.shape)
+            given, grown = self.given.pop()
+            result = _map(output[0] if isinstance(output, tuple) and output else output)
+            if result:
+                self.seen.outputs.setdefault(name, result)
+            if given and result and given.height == result.height < self.example.shape[-2]:
+                self.grown = grown  # an enlargement inside of a block that keeps the size is none of the network
+            if isinstance(module, nn.Conv2d):
+                self._note(name, module, next(iter((*args, *kwargs.values()))), output)
 
         module.register_forward_pre_hook(enter, with_kwargs=True)
         module.register_forward_hook(leave, with_kwargs=True)
 
+    def _note(self, name: str, conv: nn.Conv2d, x: Tensor, y: Tensor) -> None:
+        if y.shape[-2] > 1:
+            self.smallest = min(self.smallest, y.shape[-2])
+        if not sees_neighbours(conv) or name in self.seen.convolutions:
+            return
+        overlaps = any(k > s for k, s in zip(conv.kernel_size, conv.stride, strict=True))
+        image = self.example.shape
+        stem = x.shape[1] == image[1] and x.shape[-1] * _OCTAVE > image[-1]
+        counts = overlaps and not stem and self._has_the_shape_of_the_image(x) and min(y.shape[-2:]) > 1
+        left, right, top, bottom = self.pads if self.padded is x else (0, 0, 0, 0)
+        reads = (x.shape[-2] - top - bottom, x.shape[-1] - left - right)
+        padded = max(left, right, top, bottom) > 0 and 0 <= right - left <= 1 and 0 <= bottom - top <= 1
+        self.seen.convolutions[name] = Ran(
+            name, reads, (y.shape[-2], y.shape[-1]), padded, counts, self.grown, not self.seen.sums
+        )
+
+    def _has_the_shape_of_the_image(self, x: Tensor) -> bool:
+        (n, _, height, width), (h, w) = self.example.shape, x.shape[-2:]
+        return x.ndim == 4 and len(x) == n and min(h, w) > 1 and 0.7 < (height / h) / (width / w) < 1.4
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
         if func in (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor) and self.running:
-            maps = [value for value in args[:2] if isinstance(value, Tensor) and value.ndim == 4]
-            if len(maps) == 2 and maps[0].shape == maps[1].shape:
-                self.seen.adders.append(self.running[-1])
-        return func(*args, **(kwargs or {}))
+            maps = [value for value in args[:2] if isinstance(value, Tensor)]
+            summed = _map(result) if len(maps) == 2 and maps[0].shape == maps[1].shape else None
+            if summed and len(result) == len(self.example):
+                self.seen.adders.add(self.running[-1])
+                if not self.grown:
+                    self.seen.sums.add(summed.height)
+        elif func is torch.ops.aten.constant_pad_nd.default and len(args[1]) == 4:
+            self.padded, self.pads = result, args[1] if not any(args[2:]) else [0, 0, 0, 0]
+        elif _enlarges(func, args) and result.shape[-2] > self.smallest * _OCTAVE:
+            self.grown |= args[0].shape[-2] < self.example.shape[-2]  # but not where the image itself is resized
+        return result
 
 
 def sees_neighbours(module: nn.Module) -> TypeGuard[nn.Conv2d]:
     """Tell whether ``module`` is a 2-D convolution with a kernel larger than 1 × 1."""
     return isinstance(module, nn.Conv2d) and max(module.kernel_size) > 1
+
+
+def _shapes(model: nn.Module) -> Iterator[tuple[int, int, int]]:
+    """Go through the shapes of images that ``model`` may take: channels, height, width."""
+    guessed = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
+    for channels in dict.fromkeys((guessed, 3)):
+        yield channels, _SIZES[0], _SIZES[0]
+        yield from _own_shapes(model)
+        for size in _SIZES[1:]:
+            yield channels, size, size
+
+
+def _own_shapes(model: nn.Module) -> Iterator[tuple[int, int, int]]:
+    """Go through the shapes that ``model`` names itself, as timm and transformers write them."""
+    for key in ("pretrained_cfg", "default_cfg"):
+        settings = getattr(model, key, None)
+        if isinstance(settings, dict) and len(settings.get("input_size") or ()) == 3:
+            yield tuple(settings["input_size"])
+    config = getattr(model, "config", None)
+    size = getattr(config, "image_size", None) or getattr(getattr(config, "backbone_config", None), "image_size", None)
+    if size:
+        height, width = (size, size) if isinstance(size, int) else tuple(size)
+        yield getattr(config, "num_channels", 3), height, width
+
+
+_GROWING = re.compile(r"upsample|pixel_shuffle|grid_sampler|unpool")
+
+
+def _enlarges(func: Any, args: Any) -> bool:
+    if func is torch.ops.aten.convolution.default:
+        return bool(args[6]) and max(args[3]) > 1  # transposed, with a stride
+    return _GROWING.search(func.__name__) is not None
+
+
+def _map(value: Any) -> Map | None:
+    """Tell what map a tensor is; None for what is none."""
+    shape = value.shape if isinstance(value, Tensor) else ()
+    if len(shape) == 4 and shape[2] == shape[3]:
+        return Map(shape[2], shape[1]) if shape[2] > 1 else None
+    if len(shape) == 4 and shape[1] == shape[2]:
+        return Map(shape[1], shape[3]) if shape[1] > 1 else None
+    if len(shape) == 3 and shape[1] > 3:
+        side = math.isqrt(shape[1])
+        return Map(side, shape[2]) if shape[1] - side**2 <= 1 else None  # a class token may go with them
+    return None
+
+
+def _levels(heights: list[int]) -> list[int]:
+    """List the resolutions among ``heights``, from fine to coarse: one where they halve, not where they lose a few."""
+    levels: list[int] = []
+    for height in sorted(set(heights), reverse=True):
+        if not levels or height * _OCTAVE < levels[-1]:
+            levels.append(height)
+    return levels
+
+
+def _nearest(levels: list[int], height: int) -> int:
+    return min(levels, key=lambda level: abs(math.log(level / height)))
+
+
+def _near(heights: list[int], height: int) -> bool:
+    return any(1 / _OCTAVE < other / height < _OCTAVE for other in heights)
+
+
+def _kind(convolution: str) -> str:
+    """Tell in which place of a block a convolution is: its path up to the last number, numbers aside."""
+    return _place(re.sub(r"(.*(?:^|\.)\d+)\..*", r"\1", convolution))
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _place(name: str) -> str:

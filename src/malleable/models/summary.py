@@ -28,6 +28,7 @@ class Summary:
     """Lists the depth-seeing layers of a network in the order they are registered; ``print`` shows a table."""
 
     layers: tuple[Replaced, ...]
+    missed: tuple[float, ...] = ()  # rates at which conversion found no convolution to replace
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("layer", "convolution", "rate", "kernels", "parameters", "added")]
@@ -39,10 +40,13 @@ class Summary:
         rows.append((f"{len(self.layers)} layers", "", "", "", *(f"{total:,}" for total in totals)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         aligned = "<<>>>>"
-        return "\n".join(
+        lines = [
             "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, aligned, widths, strict=True)).rstrip()
             for row in rows
-        )
+        ]
+        if self.missed:
+            lines.append(f"no convolution to replace at rate {', '.join(f'{rate:g}' for rate in self.missed)}")
+        return "\n".join(lines)
 
 
 def summary(net: nn.Module) -> Summary:
@@ -53,10 +57,10 @@ def summary(net: nn.Module) -> Summary:
     Example:
         >>> print(summary(convert(timm.create_model("resnet18"))))
     """
+    networks = [module for module in net.modules() if isinstance(module, Converted)]
     rates = {
         id(layer): placed.rate
-        for converted in net.modules()
-        if isinstance(converted, Converted)
+        for converted in networks
         for placed, layer in zip(converted.placed, converted.layers().values(), strict=True)
     }
     kinds: dict[type, str] = {layer_type: kind for kind, layer_type in CONVOLUTIONS.items()}
@@ -68,7 +72,7 @@ def summary(net: nn.Module) -> Summary:
             original = layer.weight.numel() // layer.kernels + (0 if layer.bias is None else layer.bias.numel())
             added = parameters - original
             layers.append(Replaced(name, kind, rates.get(id(layer)), layer.kernels, parameters, added))
-    return Summary(tuple(layers))
+    return Summary(tuple(layers), tuple(rate for converted in networks for rate in converted.missed))
 
 
 def sees_depth(net: nn.Module) -> bool:

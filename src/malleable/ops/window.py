@@ -31,8 +31,7 @@ class Window(NamedTuple):
         if padding == "same":
             if step != (1, 1):
                 raise ValueError(f"padding='same' needs stride 1, got stride {step}; give the padding as numbers")
-            height, width = (d * (k - 1) for k, d in zip(kernel, spread, strict=True))
-            return cls(kernel, step, (width // 2, width - width // 2, height // 2, height - height // 2), spread)
+            return cls(kernel, step, same_padding((1, 1), kernel, step, spread), spread)
         if isinstance(padding, str):
             raise ValueError(f"padding must be a number, a pair, 'same' or 'valid', got {padding!r}")
         top, left = pair("padding", padding, minimum=0)
@@ -77,6 +76,17 @@ def _every(x: Tensor, dim: int, start: int, step: int, length: int) -> Tensor:
         return x.index_select(dim, torch.arange(length, device=x.device) * step + start)
     entries = slice(start, start + step * length, step)
     return x[..., entries, :] if dim == 2 else x[..., entries]
+
+
+def same_padding(
+    size: Sequence[int], kernel_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> tuple[int, int, int, int]:
+    """Give left, right, top and bottom padding after which a map of ``size`` gives one of ceil(size / stride)."""
+    height, width = (
+        max((-(-n // s) - 1) * s + d * (k - 1) + 1 - n, 0)
+        for n, k, s, d in zip(size, kernel_size, stride, dilation, strict=True)
+    )
+    return width // 2, width - width // 2, height // 2, height - height // 2
 
 
 def pair(name: str, value: Pair, minimum: int) -> tuple[int, int]:
