@@ -20,6 +20,7 @@ import importlib
 import json
 import math
 import multiprocessing
+import random
 import re
 import time
 import warnings
@@ -290,7 +291,7 @@ def _expected_rates(family: str, model: Any, maps: dict[str, tuple[float, float]
     rates = {
         2.0 ** round(math.log2(writes))
         for name, (_, writes) in maps.items()
-        if name in convolutions and convolutions[name].kernel_size > convolutions[name].stride
+        if name in convolutions and max(convolutions[name].kernel_size) > max(convolutions[name].stride)
         if writes > 1 and not _is_behind(family, model, name)
     }
     return sorted(rate for rate in rates if rate >= 8)  # what comes before may be a stem
@@ -366,7 +367,9 @@ def run(out: Path, only: str | None, limit: float) -> None:
         if only not in (None, family):
             continue
         importlib.import_module({"smp": "segmentation_models_pytorch"}.get(family, family))
-        for name in (name for name in names if (family, name) not in known):
+        missing = [name for name in names if (family, name) not in known]
+        random.Random(0).shuffle(missing)  # so that a run that is cut short is a fair sample
+        for name in missing:
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(target=_child, args=(family, name, sender))
             process.start()

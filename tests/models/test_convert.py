@@ -312,14 +312,14 @@ class TestRefusals:
             mb.convert(model)
 
     def test_convolutions_with_a_forward_of_their_own(self) -> None:
-        with pytest.raises(TypeError, match=r"blocks\.1\.0\.conv_dw.*Conv2dSame"):
-            mb.convert(timm.create_model("tf_mobilenetv3_small_minimal_100"), where=["blocks.1.0.conv_dw"])
+        class Doubled(nn.Conv2d):
+            def forward(self, input: Tensor) -> Tensor:
+                return 2 * super().forward(input)
 
-    def test_the_efficientnets_of_smp_that_pad_themselves(self) -> None:
-        """docs/models.md names them, and the one to take instead."""
-        with pytest.raises(TypeError, match=r"_depthwise_conv.*Conv2dStaticSamePadding"):
-            mb.convert(smp.Unet("efficientnet-b0", encoder_weights=None))
-        assert len(mb.convert(smp.Unet("timm-efficientnet-b0", encoder_weights=None)).placed) > 3
+        model = Tiny()
+        model.stage2[0].spatial = Doubled(12, 12, 3, 2, 1)
+        with pytest.raises(TypeError, match=r"stage2\.0\.spatial.*Doubled"):
+            mb.convert(model)
 
     @pytest.mark.parametrize(("given", "missing"), [({"focal": 60.0}, "depth"), ({"depth": scene()[1]}, "focal")])
     def test_a_call_without_depth_or_focal(self, given: dict[str, Any], missing: str) -> None:

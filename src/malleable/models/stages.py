@@ -190,7 +190,7 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.example = example
         self.seen = Watched(image=(example.shape[-2], example.shape[-1]))
         self.running: list[str] = []
-        self.given: list[tuple[Map | None, bool]] = []  # to the modules that run, and whether a map had been enlarged
+        self.given: list[tuple[list[Map], bool]] = []  # to the modules that run, and whether a map had been enlarged
         self.smallest = example.shape[-2]  # height that any convolution wrote, pooled vectors aside
         self.grown = False
         self.padded: Tensor | None = None  # the last map that was padded
@@ -199,18 +199,18 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def follow(self, name: str, module: nn.Module) -> None:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self.running.append(name)
-            given = _map(next(iter((*args, *kwargs.values())), None))
-            self.given.append((given, self.grown))
-            if given:
-                self.seen.inputs.setdefault(name, given.width)
+            maps = [given for value in (*args, *kwargs.values()) if (given := _map(value))]
+            self.given.append((maps, self.grown))
+            if maps:
+                self.seen.inputs.setdefault(name, maps[0].width)
 
         def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             self.running.pop()
-            given, grown = self.given.pop()
+            maps, grown = self.given.pop()
             result = _map(output[0] if isinstance(output, tuple) and output else output)
             if result:
                 self.seen.outputs.setdefault(name, result)
-            if given and result and given.height == result.height < self.example.shape[-2]:
+            if maps and result and maps[0].height == result.height < self.example.shape[-2]:
                 self.grown = grown  # an enlargement inside of a block that keeps the size is none of the network
             if isinstance(module, nn.Conv2d):
                 self._note(name, module, next(iter((*args, *kwargs.values()))), output)
@@ -244,7 +244,8 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             maps = [value for value in args[:2] if isinstance(value, Tensor)]
             summed = _map(result) if len(maps) == 2 and maps[0].shape == maps[1].shape else None
             if summed and len(result) == len(self.example):
-                self.seen.adders.add(self.running[-1])
+                if len(self.given[-1][0]) == 1:  # a sum of two inputs is no residual
+                    self.seen.adders.add(self.running[-1])
                 if not self.grown:
                     self.seen.sums.add(summed.height)
         elif func is torch.ops.aten.constant_pad_nd.default and len(args[1]) == 4:
