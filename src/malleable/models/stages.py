@@ -97,7 +97,8 @@ class Watched:
         ran = [self.convolutions[name] for name in names if name in self.convolutions]
         covered = [height for r in ran for height in (r.reads[0], r.writes[0], self._height(r))]
         finest = max((r.reads[0] for r in ran), default=self.image[0])
-        missed = [level for level in _levels(list(self.sums)) if level < finest and not _near(covered, level)]
+        telling = _levels([height for height in self.sums if _SMALLEST <= height < finest])
+        missed = [level for level in telling if not _near(covered, level)]
         return [self._rate((level, level * self.image[1] // self.image[0] or 1)) for level in missed]
 
     def coarsest(self) -> int:
