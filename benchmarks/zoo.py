@@ -389,19 +389,34 @@ def rows(out: Path) -> list[dict[str, Any]]:
 
 def table(measured: list[dict[str, Any]]) -> Iterator[str]:
     """Write the table of docs/models.md: counts by family, and everything that is not well placed."""
-    yield "| | built | exact | well placed | warned | refused |"
-    yield "|---|---|---|---|---|---|"
+    yield "| | built | exact | well placed | warned | misplaced | refused |"
+    yield "|---|---|---|---|---|---|---|"
     built = [row for row in measured if row["verdict"] != "not built"]
     for family in [*ZOO, None]:
         some = [row for row in built if family in (None, row["family"])]
         verdicts = Counter(row["verdict"] for row in some)
         exact = verdicts["good"] + verdicts["warned"] + verdicts["misplaced"]
-        counts = (len(some), exact, verdicts["good"], verdicts["warned"], verdicts["refused"])
+        counts = (len(some), exact, *(verdicts[v] for v in ("good", "warned", "misplaced", "refused")))
         yield f"| {family or 'all'} | {' | '.join(map(str, counts))} |"
     yield ""
+    reasons: dict[str, list[str]] = {}
     for row in built:
         if row["verdict"] != "good":
-            yield f"- {row['family']} `{row['name']}`, {row['verdict']}: {row.get('why') or '; '.join(row['faults'])}"
+            reasons.setdefault(f"{row['verdict']}, {_reason(row)}", []).append(f"`{row['name']}`")
+    for reason, names in sorted(reasons.items()):
+        yield f"- {reason}: {', '.join(sorted(names))}"
+
+
+def _reason(row: dict[str, Any]) -> str:
+    """Say in a few words why a network is not well placed."""
+    why: str = row.get("why") or "; ".join(row["warned"] or row["faults"])
+    computed = re.search(r"got (\w+), which computes", why)
+    missed = re.search(r"at (rate [\d., ]+):", why)
+    if computed:
+        return f"{computed[1]} computes its weights or output in its own way"
+    if missed:
+        return f"no k×k convolution at {missed[1]}"
+    return "no k×k convolution in stages on the way down" if "finds nothing" in why else why
 
 
 def main() -> None:

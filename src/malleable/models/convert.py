@@ -139,15 +139,17 @@ def convert(
         conv: ``"malleable"``, ``"conv25d"``, ``"depth_aware"``, or None, which replaces nothing: an RGB baseline that
             is called in the same way.
         kernels: K. Depth-aware convolution has one kernel whatever the default says.
-        where: ``"first-of-stage"`` (the first k × k, k > 1, convolution of the first residual unit of every stage, as
-            in the paper), ``"all"`` (every k × k, k > 1), names or globs of modules (``["layer4.*.conv2"]``), or
-            ``f(name, conv2d) -> bool``.
+        where: ``"first-of-stage"`` (the first k × k, k > 1, convolution of every stage on the way down, of its first
+            residual unit if it has any, as in the paper), ``"all"`` (every k × k, k > 1), names or globs of modules
+            (``["layer4.*.conv2"]``), or ``f(name, conv2d) -> bool``.
         depth_input: also show depth to the first convolution as one more channel, whose weights start at zero:
             ``"metric"`` in metres, ``"relative"`` to the image's median depth, which needs no unit. Works with every
             ``conv``, None included.
-        example: image batch (N, C, H, W) to find stages and rates with, if a blank one of 128 × 128 does not suit the
-            network.
+        example: image batch (N, C, H, W) to find stages and rates with, if no blank one of 128 × 128, of the size that
+            the network names itself, of 224 × 224 or 256 × 256 suits it.
         options: for the layers, for example ``temperature=2.0`` or ``invalid="ignore"``.
+
+    Warns if the network has rates at which ``"first-of-stage"`` finds nothing to replace.
 
     Example:
         >>> net = convert(timm.create_model("resnet18", pretrained=True))

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, TypeGuard
 
@@ -143,10 +144,13 @@ class Watched:
 
     def _unit(self, name: str) -> str | None:
         """Find the innermost module around convolution ``name`` that adds maps, or stands where others do so."""
-        places = {_place(adder) for adder in self.adders if adder in self.outputs}
         parts = name.split(".")
         around = (".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
-        return next((module for module in around if _place(module) in places and module in self.outputs), None)
+        return next((m for m in around if m in self.outputs and _place(m) in self._places_of_units), None)
+
+    @cached_property
+    def _places_of_units(self) -> set[str]:  # once the pass is over
+        return {_place(adder) for adder in self.adders if adder in self.outputs}
 
     def _rate(self, size: Size) -> float:
         return integer_rate(self.image, size) or self.image[0] / size[0]
@@ -323,6 +327,7 @@ def _near(heights: list[int], height: int) -> bool:
     return any(1 / _OCTAVE < other / height < _OCTAVE for other in heights)
 
 
+@lru_cache(maxsize=4096)
 def _kind(convolution: str) -> str:
     """Tell in which place of a block a convolution is: its path up to the last number, numbers aside."""
     return _place(re.sub(r"(.*(?:^|\.)\d+)\..*", r"\1", convolution))
@@ -332,5 +337,6 @@ def _parent(name: str) -> str:
     return name.rpartition(".")[0]
 
 
+@lru_cache(maxsize=4096)
 def _place(name: str) -> str:
     return re.sub(r"\d+", "*", name)
