@@ -81,6 +81,7 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     # whose decoder or neck was replaced
     "manet": (of_smp("MAnet", "mit_b0"), numbered("encoder.block{}.0.mlp.dwconv.dwconv", 1, 2, 3, 4)),
     "pan": (of_smp("PAN", "mit_b0"), numbered("encoder.block{}.0.mlp.dwconv.dwconv", 1, 2, 3, 4)),
+    "unet with a center": (of_smp("Unet", "vgg11_bn"), numbered("encoder.features.{}", 4, 8, 15, 22)),
     "yolo": (yolo, numbered("model.{}.m.0.cv1.conv", 2, 4, 6, 8)),
     # which had far too many
     "repghost": (

@@ -84,8 +84,12 @@ class Watched:
         for level in levels:
             here = [at[level] for at in common if level in at]
             here.sort(key=lambda convolutions: self._unit(convolutions[0].name) is None)
-            is_stem = level > max(common[0]) and (self._unit(here[0][0].name) is None or 3 * level > self.image[0])
-            if not is_stem:
+            name, plain = here[0][0].name, self._unit(here[0][0].name) is None
+            is_stem = level > max(common[0]) and (plain or 3 * level > self.image[0])
+            is_behind = (
+                level < min(common[0]) and plain and _part(name) != _part(next(iter(common[0].values()))[0].name)
+            )
+            if not is_stem and not is_behind:
                 chosen.append(self._begin_stages(here[0]))
         if any(self._widens_steadily(names) for names in chosen):
             chosen = [names[:1] for names in chosen]
@@ -331,6 +335,11 @@ def _near(heights: list[int], height: int) -> bool:
 def _kind(convolution: str) -> str:
     """Tell in which place of a block a convolution is: its path up to the last number, numbers aside."""
     return _place(re.sub(r"(.*(?:^|\.)\d+)\..*", r"\1", convolution))
+
+
+def _part(name: str) -> str:
+    """Tell in which part of the network a module is, such as its encoder."""
+    return _place(name.partition(".")[0])
 
 
 def _parent(name: str) -> str:
