@@ -14,11 +14,9 @@ from malleable.ops.window import Window
 name = "native"
 
 _SUFFIX = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-_PANEL = 64  # channels are packed in panels of at most this many
-_CHANNELS_PER_THREAD = 12  # fewer are not worth a thread of their own
 _WORKSPACE = 32 * 2**20  # bytes a thread may use
 _LARGEST = 2**30  # sums of two of these still fit the C++ integers
-_GROUP = 32  # channels; narrower groups are run several at a time, zeros between them
+_NARROW = 32  # channels; groups with fewer do not fill vectors with channels but with pixels
 
 
 class Problem(ctypes.Structure):
@@ -42,8 +40,9 @@ def can_run(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: i
     if max(*x.shape, *padded, *weight.shape, *window.stride, *window.dilation) >= _LARGEST:
         return f"it cannot count beyond {_LARGEST} in sizes, stride, padding or dilation"
     reach = [d * (k - 1) for d, k in zip(window.dilation, window.kernel_size, strict=True)]
-    if groups == x.shape[1] and 4 * _PANEL * (reach[0] + 64) * (reach[1] + 64) > _WORKSPACE:
-        return f"a depthwise kernel that reaches over {reach[0]}×{reach[1]} pixels would not fit its workspace"
+    narrow = _path(x.shape[1], weight.shape[0] // assign.shape[1], groups) != "dense"
+    if narrow and 4 * _NARROW * (reach[0] + 1) * (reach[1] + padded[1]) > _WORKSPACE:
+        return f"a kernel of narrow groups that reaches over {reach[0]}×{reach[1]} pixels would not fit its workspace"
     built = library()
     if isinstance(built, str):
         return built
@@ -53,75 +52,40 @@ def can_run(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: i
 
 
 def forward(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> Tensor:
-    kernels = assign.shape[1]
-    shape = (x.shape[0], weight.shape[0] // kernels, *assign.shape[-2:])
+    shape = (x.shape[0], weight.shape[0] // assign.shape[1], *assign.shape[-2:])
     y = torch.empty(shape, dtype=x.dtype, memory_format=output_format(x, weight))
-    together = _groups_together(x, shape[1], groups)
-    weight, groups = _join_groups(weight, kernels, groups, together), groups // together
     if y.numel():
         problem = _problem(x, y, x, assign, window, groups)
-        packed = torch.empty(_floats(problem, problem.channels, problem.out_channels))
-        _call("forward", problem, x, weight.contiguous(), assign.contiguous(), y, packed)
+        _call("forward", problem, x, weight.contiguous(), assign.contiguous(), y)
     return y
 
 
 def backward(
     grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int, needs: Needs
 ) -> Gradients:
-    kernels = assign.shape[1]
-    together = _groups_together(x, grad.shape[1], groups)
-    joined = _join_groups(weight, kernels, groups, together).contiguous()
-    assign = assign.contiguous()
+    weight, assign = weight.contiguous(), assign.contiguous()
     grad_x = torch.zeros_like(x) if needs[0] else None
-    grad_joined = torch.zeros_like(joined) if needs[1] else None
+    grad_weight = torch.zeros_like(weight) if needs[1] else None
     grad_assign = torch.zeros_like(assign, dtype=torch.float32) if needs[2] else None
     if grad.numel():
-        problem = _problem(x, grad, x if grad_x is None else grad_x, assign, window, groups // together)
-        run = _depthwise_backward if _is_depthwise(problem) else _dense_backward
-        run(problem, grad, x, joined, assign, (grad_x, grad_joined, grad_assign))
-    return (
-        grad_x,
-        None if grad_joined is None else _part_groups(grad_joined, kernels, groups, together),
-        None if grad_assign is None else grad_assign.to(x.dtype),
-    )
+        problem = _problem(x, grad, x if grad_x is None else grad_x, assign, window, groups)
+        _call("backward", problem, grad, x, weight, assign, grad_x, grad_weight, grad_assign)
+    return grad_x, grad_weight, None if grad_assign is None else grad_assign.to(x.dtype)
 
 
-def _dense_backward(
-    problem: Problem, grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, gradients: Gradients
-) -> None:
-    grad_x, grad_weight, grad_assign = gradients
-    if grad_x is not None or grad_assign is not None:
-        packed = torch.empty(_floats(problem, problem.out_channels, problem.channels))
-        _call("backward_data", problem, grad, x, weight, assign, grad_x, grad_assign, packed)
-        del packed
-    if grad_weight is not None:
-        # Threads share out the channels; pixels too, each share with sums of its own, while those stay small.
-        columns = max(1, min(problem.threads, problem.channels // problem.groups // _CHANNELS_PER_THREAD))
-        part = _floats(problem, problem.channels, problem.out_channels)
-        shares = max(1, min(problem.threads // columns, _WORKSPACE * problem.threads // (4 * part)))
-        parts = torch.empty(shares * part)
-        _call("backward_weight", problem, grad, x, assign, grad_weight, parts, shares)
-
-
-def _depthwise_backward(
-    problem: Problem, grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, gradients: Gradients
-) -> None:
-    grad_x, grad_weight, grad_assign = gradients
-    packed = torch.empty(_floats(problem, problem.channels, problem.out_channels))
-    if grad_x is not None:
-        _call("backward_input", problem, grad, weight, assign, grad_x, packed)
-    if grad_weight is not None or grad_assign is not None:
-        parts = packed.new_empty(problem.threads * packed.numel())
-        _call("backward_rest", problem, grad, x, weight, assign, grad_weight, grad_assign, packed, parts)
-
-
-def _call(kernel: str, problem: Problem, first: Tensor, *rest: Tensor | int | None) -> None:
+def _call(direction: str, problem: Problem, first: Tensor, *rest: Tensor | None) -> None:
     built = library()
     assert not isinstance(built, str), built
-    path = "depthwise" if _is_depthwise(problem) else "dense"
-    pointers = (ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else a for a in (first, *rest))
-    if getattr(built, f"{path}_{kernel}_{_SUFFIX[first.dtype]}")(ctypes.byref(problem), *pointers):
+    path = _path(problem.channels, problem.out_channels, problem.groups)
+    pointers = (None if t is None else ctypes.c_void_p(t.data_ptr()) for t in (first, *rest))
+    if getattr(built, f"{path}_{direction}_{_SUFFIX[first.dtype]}")(ctypes.byref(problem), *pointers):
         raise MemoryError("not enough memory for the workspace of the CPU engine")
+
+
+def _path(channels: int, out_channels: int, groups: int) -> str:
+    if groups == channels == out_channels and groups > 1:
+        return "depthwise"
+    return "grouped" if groups > 1 and min(channels, out_channels) // groups < _NARROW else "dense"
 
 
 def _problem(x: Tensor, y: Tensor, grad_x: Tensor, assign: Tensor, window: Window, groups: int) -> Problem:
@@ -129,42 +93,3 @@ def _problem(x: Tensor, y: Tensor, grad_x: Tensor, assign: Tensor, window: Windo
     sizes = (x.shape[0], x.shape[1], y.shape[1], assign.shape[1], groups, *x.shape[2:], *y.shape[2:])
     grid = (*window.kernel_size, *window.stride, *window.dilation, top, left)
     return Problem(*sizes, *grid, torch.get_num_threads(), x.stride(), y.stride(), grad_x.stride())
-
-
-def _is_depthwise(problem: Problem) -> bool:
-    return bool(problem.groups == problem.channels == problem.out_channels)
-
-
-def _floats(problem: Problem, inputs: int, outputs: int) -> int:
-    """Count the floats that the weights of one group take as kernels pack them, outputs padded to whole panels."""
-    groups = 1 if _is_depthwise(problem) else problem.groups
-    rows = 1 if _is_depthwise(problem) else inputs // groups
-    padded = -(-outputs // groups // _PANEL) * _PANEL
-    return int(problem.kernels * problem.kh * problem.kw * rows * padded)
-
-
-def _groups_together(x: Tensor, out_channels: int, groups: int) -> int:
-    """Tell how many groups to run as one: a divisor of their number that makes them wide enough for whole vectors."""
-    if groups in (1, x.shape[1]) and groups in (1, out_channels):
-        return 1
-    width = x.shape[1] // groups
-    return next((n for n in range(1, groups) if groups % n == 0 and n * width >= _GROUP), groups)
-
-
-def _join_groups(weight: Tensor, kernels: int, groups: int, together: int) -> Tensor:
-    """Widen (K·O, c, kh, kw) to (K·O, together·c, kh, kw): each group's block on the diagonal, zeros beside it."""
-    if together == 1:
-        return weight
-    blocks = weight.view(kernels * groups // together, together, -1, *weight.shape[1:])
-    joined = weight.new_zeros(*blocks.shape[:3], together, *weight.shape[1:])
-    joined.diagonal(dim1=1, dim2=3).copy_(blocks.movedim(1, -1))
-    return joined.view(weight.shape[0], together * weight.shape[1], *weight.shape[2:])
-
-
-def _part_groups(joined: Tensor, kernels: int, groups: int, together: int) -> Tensor:
-    """Take the blocks that :func:`_join_groups` put on the diagonal out again."""
-    if together == 1:
-        return joined
-    channels = joined.shape[1] // together
-    blocks = joined.view(kernels * groups // together, together, -1, together, channels, *joined.shape[2:])
-    return blocks.diagonal(dim1=1, dim2=3).movedim(-1, 1).reshape(joined.shape[0], channels, *joined.shape[2:])

@@ -31,6 +31,18 @@ inline Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
 inline void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
 inline Vec broadcast(float s) { return s - Vec{}; }
 
+// Keeps a vector in a register that the compiler would rather load again for every use.
+inline Vec held(Vec v) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(v));
+#elif defined(__x86_64__)
+  asm("" : "+x"(v));
+#elif defined(__aarch64__)
+  asm("" : "+w"(v));
+#endif
+  return v;
+}
+
 inline float sum(Vec v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps(_mm512_loadu_ps(reinterpret_cast<const float*>(&v)));
@@ -77,7 +89,9 @@ class Buffers {
     data_.reset(static_cast<float*>(std::aligned_alloc(64, size_t(pitch_) * threads * sizeof(float))));
     if (!data_) throw std::bad_alloc();
   }
-  float* mine() const { return data_.get() + pitch_ * omp_get_thread_num(); }
+  float* mine() const { return of(omp_get_thread_num()); }
+  float* of(int thread) const { return data_.get() + pitch_ * thread; }
+  float* first() const { return data_.get(); }
 
  private:
   int64_t pitch_;
@@ -111,10 +125,25 @@ struct Problem {
 namespace {
 
 #if defined(__FLT16_MAX__)
-#define MALLEABLE_FOR_EVERY_TYPE(export) export(float32, float) export(bfloat16, BFloat16) export(float16, Float16)
+#define MALLEABLE_FOR_EVERY_TYPE(path, export) \
+  export(path, float32, float) export(path, bfloat16, BFloat16) export(path, float16, Float16)
 #else
-#define MALLEABLE_FOR_EVERY_TYPE(export) export(float32, float) export(bfloat16, BFloat16)
+#define MALLEABLE_FOR_EVERY_TYPE(path, export) export(path, float32, float) export(path, bfloat16, BFloat16)
 #endif
+
+// Exports a path's forward and backward. Gradients may be null where not needed; they come in as zeros, that of the
+// assignment in float.
+#define MALLEABLE_EXPORT(path, suffix, T)                                                                              \
+  extern "C" int path##_forward_##suffix(const Problem* p, const void* x, const void* w, const void* a, void* y) {     \
+    return guarded([&] { forward(*p, (const T*)x, (const T*)w, (const T*)a, (T*)y); });                                \
+  }                                                                                                                    \
+  extern "C" int path##_backward_##suffix(const Problem* p, const void* g, const void* x, const void* w,               \
+                                          const void* a, void* gx, void* gw, float* ga) {                              \
+    return guarded([&] {                                                                                               \
+      backward(*p, (const T*)g, (const T*)x, (const T*)w, (const T*)a, (T*)gx, (T*)gw, ga);                            \
+    });                                                                                                                \
+  }
+#define MALLEABLE_EXPORT_PATH(path) MALLEABLE_FOR_EVERY_TYPE(path, MALLEABLE_EXPORT)
 
 struct Region {  // of a map, possibly beyond its borders
   int row, column, rows, columns;

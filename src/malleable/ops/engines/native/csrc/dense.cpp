@@ -8,7 +8,7 @@
 // The gradient of x is the same walk with gy for x, seen from the input pixels, so that every thread writes only its own
 // pixels; the gradient of the assignment falls off the same tiles. The gradient of the weights sums over pixels instead.
 
-#include "tiles.h"
+#include "dense_weight.h"
 
 namespace {
 
@@ -68,7 +68,7 @@ void pack(const Problem& p, const T* weight, int group, bool transposed, const s
 }
 
 template <typename T>
-void forward(const Problem& p, const T* x, const T* weight, const T* assign, T* y, float* packed) {
+void forward(const Problem& p, const T* x, const T* weight, const T* assign, T* y) {
   const int c = p.channels / p.groups, o = p.out_channels / p.groups, taps = p.kh * p.kw, center = center_of(p);
   const int pitch = round_up(o, kLanes);
   const int64_t slab = int64_t((o + kPanel - 1) / kPanel) * c * kPanel, pixels = int64_t(p.out_height) * p.out_width;
@@ -77,6 +77,8 @@ void forward(const Problem& p, const T* x, const T* weight, const T* assign, T* 
   const int64_t most = int64_t(std::min(reach.rows, p.height)) * std::min(reach.columns, p.width);
   const int chunk = channels_at_once(c, most);
   const Buffers ins(p.threads, most * chunk), outs(p.threads, int64_t(largest.pixels()) * pitch);
+  const Buffers packs(1, int64_t(p.kernels) * taps * slab);
+  float* packed = packs.first();
   std::vector<float> middle;
   const bool collapse = constant_center(p, assign, middle);
   for (int group = 0; group < p.groups; ++group) {
@@ -126,7 +128,7 @@ void forward(const Problem& p, const T* x, const T* weight, const T* assign, T* 
 // Gradients of x and of the assignment, either of which may be null; that of the assignment must come in as zeros.
 template <typename T>
 void backward_data(const Problem& p, const T* grad, const T* x, const T* weight, const T* assign, T* grad_x,
-                   float* grad_assign, float* packed) {
+                   float* grad_assign) {
   const int c = p.channels / p.groups, o = p.out_channels / p.groups, taps = p.kh * p.kw, center = center_of(p);
   const int pitch = round_up(c, kLanes);
   const int64_t slab = int64_t((c + kPanel - 1) / kPanel) * o * kPanel, pixels = int64_t(p.out_height) * p.out_width;
@@ -137,6 +139,8 @@ void backward_data(const Problem& p, const T* grad, const T* x, const T* weight,
   const int chunk = channels_at_once(o, most);
   const Buffers ins(p.threads, most * chunk), outs(p.threads, int64_t(largest.pixels()) * pitch);
   const Buffers others(p.threads, grad_assign ? int64_t(largest.pixels()) * pitch : 0);
+  const Buffers packs(1, int64_t(p.kernels) * taps * slab);
+  float* packed = packs.first();
   std::vector<float> middle;
   const bool collapse = !grad_assign && constant_center(p, assign, middle);
   for (int group = 0; group < p.groups; ++group) {
@@ -197,17 +201,13 @@ void backward_data(const Problem& p, const T* grad, const T* x, const T* weight,
   }
 }
 
+template <typename T>
+void backward(const Problem& p, const T* grad, const T* x, const T* weight, const T* assign, T* grad_x, T* grad_weight,
+              float* grad_assign) {
+  if (grad_x || grad_assign) backward_data(p, grad, x, weight, assign, grad_x, grad_assign);
+  if (grad_weight) backward_weight(p, grad, x, assign, grad_weight);
+}
+
 }  // namespace
 
-#define MALLEABLE_EXPORT(suffix, T)                                                                                    \
-  extern "C" int dense_forward_##suffix(const Problem* p, const void* x, const void* w, const void* a, void* y,        \
-                                        float* packed) {                                                               \
-    return guarded([&] { forward(*p, (const T*)x, (const T*)w, (const T*)a, (T*)y, packed); });                        \
-  }                                                                                                                    \
-  extern "C" int dense_backward_data_##suffix(const Problem* p, const void* g, const void* x, const void* w,           \
-                                              const void* a, void* gx, float* ga, float* packed) {                     \
-    return guarded([&] {                                                                                               \
-      backward_data(*p, (const T*)g, (const T*)x, (const T*)w, (const T*)a, (T*)gx, ga, packed);                       \
-    });                                                                                                                \
-  }
-MALLEABLE_FOR_EVERY_TYPE(MALLEABLE_EXPORT)
+MALLEABLE_EXPORT_PATH(dense)

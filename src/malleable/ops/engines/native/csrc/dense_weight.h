@@ -1,4 +1,5 @@
 // Gradient of the dense convolution's weights: a sum over pixels, so here the assignment scales the features first.
+#pragma once
 
 #include "tiles.h"
 
@@ -27,11 +28,13 @@ void unpack_rows(const float* from, int64_t share, int shares, int64_t slab, int
   }
 }
 
+constexpr int kChannelsPerThread = 12;         // fewer are not worth a thread of their own
+constexpr int64_t kMostSums = int64_t(1) << 23;  // floats a thread may spend on sums of its own
+
 // Threads share out the input channels and, when there are few, the pixels too, each share of which sums into its own
-// `parts` [share][kernel][tap][c][pitch].
+// part [kernel][tap][c][pitch].
 template <typename T>
-void backward_weight(const Problem& p, const T* grad, const T* x, const T* assign, T* grad_weight, float* parts,
-                     int shares) {
+void backward_weight(const Problem& p, const T* grad, const T* x, const T* assign, T* grad_weight) {
   const int c = p.channels / p.groups, o = p.out_channels / p.groups, taps = p.kh * p.kw, center = center_of(p);
   const int pitch = round_up(o, kLanes);
   const int64_t pixels = int64_t(p.out_height) * p.out_width, part = int64_t(p.kernels) * taps * c * pitch;
@@ -40,6 +43,10 @@ void backward_weight(const Problem& p, const T* grad, const T* x, const T* assig
   const int64_t most = int64_t(std::min(reach.rows, p.height)) * std::min(reach.columns, p.width);
   std::vector<float> middle;
   const bool collapse = constant_center(p, assign, middle);
+  const int wide = std::max(1, std::min(p.threads, c / kChannelsPerThread));
+  const int shares = int(std::max<int64_t>(1, std::min<int64_t>(p.threads / wide, kMostSums * p.threads / part)));
+  const Buffers partial(1, part * shares);
+  float* parts = partial.first();
   const int columns = std::max(1, p.threads / shares), per_column = (c + columns - 1) / columns;
   const int chunk = channels_at_once(per_column, most);
   const Buffers ins(p.threads, most * chunk), outs(p.threads, int64_t(largest.pixels()) * pitch);
@@ -125,10 +132,3 @@ void backward_weight(const Problem& p, const T* grad, const T* x, const T* assig
 }
 
 }  // namespace
-
-#define MALLEABLE_EXPORT(suffix, T)                                                                                    \
-  extern "C" int dense_backward_weight_##suffix(const Problem* p, const void* g, const void* x, const void* a,         \
-                                                void* gw, float* parts, int32_t shares) {                              \
-    return guarded([&] { backward_weight(*p, (const T*)g, (const T*)x, (const T*)a, (T*)gw, parts, shares); });        \
-  }
-MALLEABLE_FOR_EVERY_TYPE(MALLEABLE_EXPORT)
