@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar, cast, overload
 import torch
 from torch import Tensor
 
+from malleable.ops.differences import fast_differences
 from malleable.ops.window import Pair, Window
 
 T = TypeVar("T")
@@ -88,6 +89,9 @@ class Geometry:
         return torch.where(valid, depth, 0.0), rate
 
     def _difference(self, window: Window, size: Sequence[int], dtype: torch.dtype, relative: bool) -> Differences:
+        fast = self._fast_difference(window, size, relative) if dtype == torch.float32 else None
+        if fast is not None:
+            return fast
         depth, rate = self.depth_at(size, dtype)
         taps = torch.cat(list(window.views(depth)), dim=1)  # (N, taps, Hout, Wout)
         center = taps[:, window.center : window.center + 1]
@@ -97,6 +101,18 @@ class Geometry:
             focal = torch.where(self._focal_known(), self.focal, 1.0).to(dtype).view(-1, 1, 1, 1)
             difference = difference / grid_unit(torch.where(center > 0, center, 1.0), focal, rate, window.dilation)
         return Differences(difference, valid)
+
+    def _fast_difference(self, window: Window, size: Sequence[int], relative: bool) -> Differences | None:
+        """The same in C++, or None where that is not possible."""
+        if self.depth.device.type != "cpu" or torch.compiler.is_compiling():
+            return None
+        rate = integer_rate(self.depth.shape[-2:], size)
+        if rate is None:
+            return None
+        unit = grid_unit(1.0, 1.0, rate, window.dilation) if relative else 0.0
+        bounds = (_NEAREST, _FARTHEST)
+        found = fast_differences(self.depth, self.focal, window, (size[0], size[1]), rate, unit, bounds)
+        return None if found is None else Differences(*found)
 
     def _focal_known(self) -> Tensor:
         """Tell, (N,) bool, what could not be checked before without stalling the device: whether focal is usable."""

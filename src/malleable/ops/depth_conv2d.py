@@ -7,6 +7,7 @@ memory. Devices and dtypes are also checked while a graph is traced; sizes are n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
+from malleable.ops.direct import is_direct, is_recorded
 from malleable.ops.engines import check_engine, choose, plain
 from malleable.ops.engines.plain import output_format
 from malleable.ops.window import Pair, Window, pair
@@ -66,8 +68,11 @@ def convolve(
     if not torch.compiler.is_compiling() and (x.is_meta or isinstance(x, FakeTensor)):  # no kernel will see these
         check_engine(engine)
         _check(x, weight, assign, bias, window, groups)
-    settings = (list(window.stride), list(window.padding), list(window.dilation), groups, engine)
-    return cast(Tensor, operator(x, weight, assign, bias, *settings))
+    if is_direct(x, weight, assign, bias):
+        if is_recorded(x, weight, assign, bias):
+            return cast(Tensor, _Recorded.apply(x, weight, assign, bias, window, groups, engine))
+        return _forward(x, weight, assign, bias, window, groups, engine)
+    return cast(Tensor, operator(x, weight, assign, bias, *_settings(window, groups, engine)))
 
 
 @torch.library.custom_op("malleable::depth_conv2d", mutates_args=())
@@ -83,12 +88,7 @@ def operator(
     engine: str,
 ) -> Tensor:
     window = _window(weight, stride, padding, dilation)
-    _check(x, weight, assign, bias, window, groups)
-    with torch.autocast(x.device.type, enabled=False):
-        y = choose(engine, x, weight, assign, window, groups).forward(x, weight, assign, window, groups)
-    if bias is not None:
-        y += bias.view(-1, 1, 1)
-    return y.contiguous(memory_format=output_format(x, weight))
+    return _forward(x, weight, assign, bias, window, groups, engine)
 
 
 @operator.register_fake
@@ -113,20 +113,10 @@ def operator_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of x, weight and assign; an empty tensor stands for one that is not needed."""
     window = _window(weight, stride, padding, dilation)
-    _check(x, weight, assign, None, window, groups)
-    _check_alike(x, grad=grad)
-    expected = (x.shape[0], weight.shape[0] // assign.shape[1], *assign.shape[-2:])
-    check_shape("grad", grad, "(N, O, Hout, Wout)", expected)
     if len(needs) != 3:
         raise ValueError(f"needs must be three booleans, for x, weight and assign, got {list(needs)}")
-    wanted = (needs[0], needs[1], needs[2])
-    with torch.autocast(x.device.type, enabled=False):
-        run = choose(engine, x, weight, assign, window, groups)
-        gradients = run.backward(grad, x, weight, assign, window, groups, wanted)
-    a, b, c = (
-        t.new_empty(0) if g is None else g if g.stride() == t.stride() else torch.empty_like(t).copy_(g)
-        for g, t in zip(gradients, (x, weight, assign), strict=True)
-    )
+    gradients = _backward(grad, x, weight, assign, window, groups, engine, needs)
+    a, b, c = (t.new_empty(0) if g is None else g for g, t in zip(gradients, (x, weight, assign), strict=True))
     return a, b, c
 
 
@@ -154,6 +144,84 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 operator.register_autograd(_differentiate, setup_context=_keep)
+
+
+class _Recorded(torch.autograd.Function):
+    """Runs the operator and its gradient for autograd alone, past the dispatcher."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        assign: Tensor,
+        bias: Tensor | None,
+        window: Window,
+        groups: int,
+        engine: str,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, assign)
+        ctx.call = (window, groups, engine)
+        return _forward(x, weight, assign, bias, window, groups, engine)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, assign = ctx.saved_tensors
+        if is_recorded(grad, x, weight, assign) or not is_direct(grad, x, weight, assign):
+            ctx.settings = _settings(*ctx.call)
+            return _differentiate(ctx, grad)[:4] + (None,) * 3
+        needs = ctx.needs_input_grad
+        window, groups, engine = ctx.call
+        gradients: list[Tensor | None] = [None] * 3
+        if any(needs[:3]):
+            gradients = _backward(grad, x, weight, assign, window, groups, engine, needs[:3])
+        return (*gradients, grad.sum((0, 2, 3)) if needs[3] else None, None, None, None)
+
+
+def _settings(window: Window, groups: int, engine: str) -> tuple[list[int], list[int], list[int], int, str]:
+    """List what the operator takes besides tensors."""
+    return list(window.stride), list(window.padding), list(window.dilation), groups, engine
+
+
+def _forward(
+    x: Tensor, weight: Tensor, assign: Tensor, bias: Tensor | None, window: Window, groups: int, engine: str
+) -> Tensor:
+    _check(x, weight, assign, bias, window, groups)
+    run = choose(engine, x, weight, assign, window, groups)
+    with _without_autocast(x.device.type):
+        y = run.forward(x, weight, assign, window, groups)
+    if bias is not None:
+        y += bias.view(-1, 1, 1)
+    return y.contiguous(memory_format=output_format(x, weight))
+
+
+def _backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    assign: Tensor,
+    window: Window,
+    groups: int,
+    engine: str,
+    needs: Sequence[bool],
+) -> list[Tensor | None]:
+    """Compute the gradients of x, weight and assign, laid out as these are; None where not needed."""
+    _check(x, weight, assign, None, window, groups)
+    _check_alike(x, grad=grad)
+    expected = (x.shape[0], weight.shape[0] // assign.shape[1], *assign.shape[-2:])
+    check_shape("grad", grad, "(N, O, Hout, Wout)", expected)
+    run = choose(engine, x, weight, assign, window, groups)
+    with _without_autocast(x.device.type):
+        gradients = run.backward(grad, x, weight, assign, window, groups, (needs[0], needs[1], needs[2]))
+    return [
+        g if g is None or g.stride() == t.stride() else torch.empty_like(t).copy_(g)
+        for g, t in zip(gradients, (x, weight, assign), strict=True)
+    ]
+
+
+def _without_autocast(device: str) -> AbstractContextManager[None]:
+    off = not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device)
+    return nullcontext() if off else cast(AbstractContextManager[None], torch.autocast(device, enabled=False))
 
 
 @register_flop_formula(torch.ops.malleable.depth_conv2d)

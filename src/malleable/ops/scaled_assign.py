@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from math import prod
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from malleable.assign import malleable_assign
 from malleable.ops.depth_conv2d import check_shape
+from malleable.ops.direct import is_direct, is_recorded, pointer
 from malleable.ops.engines import wish
 from malleable.ops.engines.native.build import library
 
@@ -27,11 +28,44 @@ def scaled_assign(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor
 
     d is (N, taps, Hout, Wout), centers are (K + 2,), temperature is a scalar and scale (K,).
     """
+    if is_direct(d, centers, temperature, scale) and _fits(d, centers, temperature, scale) and _is_usable():
+        if is_recorded(d, centers, temperature, scale):
+            return cast(Tensor, _Recorded.apply(d, centers, temperature, scale))
+        return _forward(d, centers, temperature, scale)
     fast = d.device.type == "cpu" and d.dtype == torch.float32 and len(scale) <= _MOST_KERNELS
     counted = isinstance(d, FakeTensor)  # only shapes are asked for: no reason to build anything
     if fast and not counted and not torch.compiler.is_exporting() and _is_usable():
         return cast(Tensor, _operator(d, centers, temperature, scale))
     return malleable_assign(d, centers, temperature) * scale.view(1, -1, *[1] * (d.ndim - 1))
+
+
+def assign_of_parameters(
+    d: Tensor,
+    centers: Tensor,
+    raw_temperature: Tensor,
+    rebalance: Tensor,
+    gain: Tensor,
+    bend: float,
+    coldest: float,
+) -> Tensor | None:
+    """Do as :func:`scaled_assign` with the temperature and scales of a layer's own parameters, in one call.
+
+    None where that is not possible, or where a gradient will be wanted.
+    """
+    tensors = (d, centers, raw_temperature, rebalance, gain)
+    if is_recorded(*tensors) or not is_direct(*tensors) or not _fits(*tensors) or not _is_usable():
+        return None
+    d, centers, rebalance = d.contiguous(), centers.contiguous(), rebalance.contiguous()
+    out = _new_output(d, rebalance)
+    _call("malleable_assign_of", d, len(rebalance), centers, raw_temperature, bend, coldest, rebalance, gain, out)
+    return out
+
+
+def _fits(*tensors: Tensor) -> bool:
+    """Tell whether the C++ knows these: all float32, and not more kernels than it has room for."""
+    return (
+        all(t.dtype == torch.float32 for t in tensors) and tensors[0].ndim == 4 and len(tensors[1]) <= _MOST_KERNELS + 2
+    )
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -42,10 +76,14 @@ def _is_usable() -> bool:
 
 @torch.library.custom_op("malleable::scaled_assign", mutates_args=())
 def _operator(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) -> Tensor:
+    return _forward(d, centers, temperature, scale)
+
+
+def _forward(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) -> Tensor:
     _check(d, centers, temperature, scale)
     d, centers, scale = d.contiguous(), centers.contiguous(), scale.contiguous()
     out = _new_output(d, scale)
-    _call("malleable_assign", d.shape, len(scale), d, centers, temperature, scale, out)
+    _call("malleable_assign", d, len(scale), centers, temperature.item(), scale, out)
     return out
 
 
@@ -63,13 +101,23 @@ def _new_output(d: Tensor, scale: Tensor) -> Tensor:
 def _backward(
     grad: Tensor, d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad_d, *others = _gradients(grad, d, centers, temperature, scale)
+    assert grad_d is not None
+    a, b, c = (t.clone() for t in others)
+    return grad_d, a, b, c
+
+
+def _gradients(
+    grad: Tensor, d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor, of_d: bool = True
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """Compute the gradients of d, unless it needs none, centers, temperature and scale."""
     _check(d, centers, temperature, scale, grad)
     grad, d, centers, scale = (t.contiguous() for t in (grad, d, centers, scale))
     kernels = len(scale)
-    grad_d, sums = torch.empty_like(d), torch.empty(2 * kernels + 3, dtype=torch.float64)
-    _call("malleable_assign_backward", d.shape, kernels, grad, d, centers, temperature, scale, grad_d, sums)
+    grad_d, sums = torch.empty_like(d) if of_d else None, torch.empty(2 * kernels + 3, dtype=torch.float64)
+    _call("malleable_assign_backward", d, kernels, centers, temperature.item(), scale, grad_d, sums, first=grad)
     sums = sums.to(d.dtype)
-    return grad_d, sums[: kernels + 2].clone(), sums[kernels + 2].clone(), sums[kernels + 3 :].clone()
+    return grad_d, sums[: kernels + 2], sums[kernels + 2], sums[kernels + 3 :]
 
 
 @_backward.register_fake
@@ -84,14 +132,31 @@ _operator.register_autograd(
 )
 
 
-def _call(function: str, shape: torch.Size, kernels: int, *tensors: Tensor) -> None:
-    """Run a function of the C++ library on contiguous ``tensors`` for a ``shape`` of d; scalars go by value."""
+def _call(function: str, d: Tensor, kernels: int, *rest: Tensor | float | None, first: Tensor | None = None) -> None:
+    """Run a function of the C++ library: ``first`` if there is one, d, the rest; tensors are contiguous."""
     built = library()
     if isinstance(built, str):
         raise RuntimeError(f"malleable::scaled_assign is C++ only: {built}")
-    sizes = (ctypes.c_int64(shape[0]), ctypes.c_int64(prod(shape[1:])), ctypes.c_int32(kernels))
-    arguments = (ctypes.c_void_p(t.data_ptr()) if t.ndim else ctypes.c_float(t.item()) for t in tensors)
+    sizes = (ctypes.c_int64(d.shape[0]), ctypes.c_int64(prod(d.shape[1:])), ctypes.c_int32(kernels))
+    given = (d, *rest) if first is None else (first, d, *rest)
+    arguments = (pointer(a) if isinstance(a, Tensor) else a if a is None else ctypes.c_float(a) for a in given)
     getattr(built, function)(*sizes, *arguments, torch.get_num_threads())
+
+
+class _Recorded(torch.autograd.Function):
+    """Runs the operator and its gradient for autograd alone, past the dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(d, centers, temperature, scale)
+        return _forward(d, centers, temperature, scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if is_recorded(grad, *ctx.saved_tensors) or not is_direct(grad, *ctx.saved_tensors):
+            return cast(tuple[Tensor, ...], _backward(grad, *ctx.saved_tensors))
+        d, centers, temperature, scale = ctx.saved_tensors
+        return _gradients(grad, d, centers, temperature, scale, ctx.needs_input_grad[0])
 
 
 def _check(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor, grad: Tensor | None = None) -> None:

@@ -1,5 +1,7 @@
 // The malleable assignment and its gradient in one pass each (paper, Eqs. 5 to 9), keeping nothing but d.
 
+#include <cmath>
+
 #include "common.h"
 
 namespace {
@@ -30,11 +32,15 @@ inline Vec exponential(Vec x) {
   return x < -87.0f ? Vec{} : e;
 }
 
-// h_j for j = 0 ... K + 1 and its slope in d (Eqs. 6 and 7), then the softmax over j.
+// h_j for j = 0 ... K + 1 and its slope in d (Eqs. 6 and 7), then the softmax over j. K = 0 stands for a number that is
+// known only when it runs.
+template <int K>
 struct Classes {
-  Vec h[kMostKernels + 2], slope[kMostKernels + 2], share[kMostKernels + 2];
-  inline void compute(Vec d, const float* centers, int kernels, float inverse_temperature) {
-    Vec highest;
+  static constexpr int kMost = K ? K : kMostKernels;
+  Vec h[kMost + 2], slope[kMost + 2], share[kMost + 2];
+  inline __attribute__((always_inline)) void compute(Vec d, const float* centers, int kernels, float inverse_temperature) {
+    Vec highest{};
+#pragma GCC unroll 8
     for (int j = 0; j < kernels + 2; ++j) {
       const Vec offset = d - centers[j];
       if (j == 0) {
@@ -48,67 +54,56 @@ struct Classes {
       highest = j == 0 ? h[j] : larger(highest, h[j]);
     }
     Vec total{};
+#pragma GCC unroll 8
     for (int j = 0; j < kernels + 2; ++j) total += share[j] = exponential(h[j] - highest);
     const Vec inverse = 1.0f / total;
+#pragma GCC unroll 8
     for (int j = 0; j < kernels + 2; ++j) share[j] *= inverse;
   }
 };
 
 inline Vec bounded(Vec d) { return larger(-larger(-d, broadcast(-kFarthest)), broadcast(-kFarthest)); }
 
-// The last vector of a row, filled up with zeros.
-inline Vec load_some(const float* from, int64_t count) {
-  if (count >= kLanes) return load(from);
-  float lanes[kLanes] = {};
-  std::memcpy(lanes, from, sizeof(float) * count);
-  return load(lanes);
-}
-inline void store_some(float* to, Vec v, int64_t count) {
-  if (count >= kLanes) return store(to, v);
-  float lanes[kLanes];
-  store(lanes, v);
-  std::memcpy(to, lanes, sizeof(float) * count);
-}
-
 constexpr int64_t kChunk = 4096;
 
-}  // namespace
-
-// d: [batch][size]; out: [batch][kernels][size] = scale_k g_k(d).
-extern "C" void malleable_assign(int64_t batch, int64_t size, int32_t kernels, const float* d, const float* centers,
-                                 float temperature, const float* scale, float* out, int32_t threads) {
+template <int K>
+void assign(int64_t batch, int64_t size, int some, const float* d, const float* centers, float temperature,
+            const float* scale, float* out, int threads) {
+  const int kernels = K ? K : some;
   const int64_t chunks = (size + kChunk - 1) / kChunk;
-#pragma omp parallel for collapse(2) num_threads(threads) schedule(static)
+#pragma omp parallel for collapse(2) num_threads(threads) schedule(static) if (batch * size > kChunk)
   for (int64_t n = 0; n < batch; ++n)
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      Classes classes;
+      Classes<K> classes;
       const int64_t last = std::min(size, (chunk + 1) * kChunk);
       for (int64_t i = chunk * kChunk; i < last; i += kLanes) {
         classes.compute(bounded(load_some(d + n * size + i, last - i)), centers, kernels, 1 / temperature);
+#pragma GCC unroll 8
         for (int k = 0; k < kernels; ++k)
           store_some(out + (n * kernels + k) * size + i, classes.share[k + 1] * scale[k], last - i);
       }
     }
 }
 
-// sums: [K + 2 centers, temperature, K scales] in double.
-extern "C" void malleable_assign_backward(int64_t batch, int64_t size, int32_t kernels, const float* grad,
-                                          const float* d, const float* centers, float temperature, const float* scale,
-                                          float* grad_d, double* sums, int32_t threads) {
+template <int K>
+void assign_backward(int64_t batch, int64_t size, int some, const float* grad, const float* d, const float* centers,
+                     float temperature, const float* scale, float* grad_d, double* sums, int threads) {
+  const int kernels = K ? K : some;
   const int64_t chunks = (size + kChunk - 1) / kChunk;
   const int numbers = 2 * kernels + 3;
   // One row per chunk, added up in order: the result does not depend on the number of threads.
   std::vector<double> rows(size_t(batch * chunks) * numbers, 0.0);
-#pragma omp parallel for collapse(2) num_threads(threads) schedule(static)
+#pragma omp parallel for collapse(2) num_threads(threads) schedule(static) if (batch * size > kChunk)
   for (int64_t n = 0; n < batch; ++n)
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      Classes classes;
-      Vec total[2 * kMostKernels + 3] = {};
+      Classes<K> classes;
+      Vec total[2 * Classes<K>::kMost + 3] = {};
       const int64_t last = std::min(size, (chunk + 1) * kChunk);
       for (int64_t i = chunk * kChunk; i < last; i += kLanes) {
         const Vec at = load_some(d + n * size + i, last - i);
         classes.compute(bounded(at), centers, kernels, 1 / temperature);
-        Vec g[kMostKernels], mean{};
+        Vec g[Classes<K>::kMost], mean{};
+#pragma GCC unroll 8
         for (int k = 0; k < kernels; ++k) {
           const Vec incoming = load_some(grad + (n * kernels + k) * size + i, last - i);
           total[kernels + 3 + k] += incoming * classes.share[k + 1];
@@ -116,6 +111,7 @@ extern "C" void malleable_assign_backward(int64_t batch, int64_t size, int32_t k
           mean += g[k] * classes.share[k + 1];
         }
         Vec slope{};
+#pragma GCC unroll 8
         for (int j = 0; j < kernels + 2; ++j) {
           const Vec to_h = classes.share[j] * ((j > 0 && j <= kernels ? g[j - 1] : Vec{}) - mean);
           const Vec to_offset = to_h * classes.slope[j];
@@ -123,7 +119,7 @@ extern "C" void malleable_assign_backward(int64_t batch, int64_t size, int32_t k
           total[j] -= to_offset;
           total[kernels + 2] -= to_h * classes.h[j];
         }
-        store_some(grad_d + n * size + i, abs(at) <= kFarthest ? slope : Vec{}, last - i);
+        if (grad_d) store_some(grad_d + n * size + i, abs(at) <= kFarthest ? slope : Vec{}, last - i);
       }
       double* row = rows.data() + (n * chunks + chunk) * numbers;
       for (int j = 0; j < numbers; ++j) row[j] = sum(total[j]);
@@ -132,4 +128,33 @@ extern "C" void malleable_assign_backward(int64_t batch, int64_t size, int32_t k
   for (int j = 0; j < numbers; ++j) sums[j] = 0;
   for (int64_t r = 0; r < batch * chunks; ++r)
     for (int j = 0; j < numbers; ++j) sums[j] += rows[r * numbers + j];
+}
+
+}  // namespace
+
+// d: [batch][size]; out: [batch][kernels][size] = scale_k g_k(d).
+extern "C" void malleable_assign(int64_t batch, int64_t size, int32_t kernels, const float* d, const float* centers,
+                                 float temperature, const float* scale, float* out, int32_t threads) {
+  const auto run = kernels == 3 ? assign<3> : kernels == 1 ? assign<1> : assign<0>;
+  run(batch, size, kernels, d, centers, temperature, scale, out, threads);
+}
+
+// The same from a layer's own parameters: the temperature is bent (see malleable/layers.py), scale = gain softmax(b).
+extern "C" void malleable_assign_of(int64_t batch, int64_t size, int32_t kernels, const float* d, const float* centers,
+                                    const float* raw_temperature, float bend, float coldest, const float* rebalance,
+                                    const float* gain, float* out, int32_t threads) {
+  const float raw = *raw_temperature, highest = *std::max_element(rebalance, rebalance + kernels);
+  float scale[kMostKernels], total = 0;
+  for (int k = 0; k < kernels; ++k) total += scale[k] = std::exp(rebalance[k] - highest);
+  for (int k = 0; k < kernels; ++k) scale[k] *= *gain / total;
+  const float temperature = raw < bend ? bend * bend / (2 * bend - raw) : raw;
+  malleable_assign(batch, size, kernels, d, centers, temperature < coldest ? coldest : temperature, scale, out, threads);
+}
+
+// sums: [K + 2 centers, temperature, K scales] in double; grad_d may be null.
+extern "C" void malleable_assign_backward(int64_t batch, int64_t size, int32_t kernels, const float* grad,
+                                          const float* d, const float* centers, float temperature, const float* scale,
+                                          float* grad_d, double* sums, int32_t threads) {
+  const auto run = kernels == 3 ? assign_backward<3> : kernels == 1 ? assign_backward<1> : assign_backward<0>;
+  run(batch, size, kernels, grad, d, centers, temperature, scale, grad_d, sums, threads);
 }

@@ -170,6 +170,20 @@ inline void store_lanes(T* p, Vec v) {
   for (int i = 0; i < kLanes; ++i) p[i] = lanes[i];
 }
 
+// The last vector of a row, filled up with zeros.
+inline Vec load_some(const float* from, int64_t count) {
+  if (count >= kLanes) return load(from);
+  float lanes[kLanes] = {};
+  std::memcpy(lanes, from, sizeof(float) * count);
+  return load(lanes);
+}
+inline void store_some(float* to, Vec v, int64_t count) {
+  if (count >= kLanes) return store(to, v);
+  float lanes[kLanes];
+  store(lanes, v);
+  std::memcpy(to, lanes, sizeof(float) * count);
+}
+
 typedef int32_t Mask __attribute__((vector_size(kLanes * sizeof(int32_t)), aligned(4), may_alias));
 
 template <int S>

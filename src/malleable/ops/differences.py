@@ -1,0 +1,59 @@
+"""The depth differences of ``geometry.py`` in one pass of C++, where nobody asks for their gradient."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from malleable.ops.direct import is_direct, is_recorded, pointer
+from malleable.ops.engines import wish
+from malleable.ops.engines.native import Problem
+from malleable.ops.engines.native.build import library
+from malleable.ops.window import Window
+
+_MOST = 2**22  # floats of workspace
+
+
+def fast_differences(
+    depth: Tensor,
+    focal: Tensor,
+    window: Window,
+    size: tuple[int, int],
+    rate: int,
+    unit: float,
+    bounds: tuple[float, float],
+) -> tuple[Tensor, Tensor] | None:
+    """Differences (N, taps, Hout, Wout) and where they are valid, or None where only PyTorch can compute them.
+
+    Args:
+        depth: (N, 1, H, W) at image resolution.
+        focal: (N,)
+        size: of the feature map.
+        rate: pixels of the image that one step on the feature map is.
+        unit: rate · dilation for relative differences, 0 for differences in metres.
+        bounds: depth that counts as known lies between these.
+    """
+    if not depth.dtype == focal.dtype == torch.float32 or is_recorded(depth, focal):
+        return None
+    output = window.output_size(size)
+    reach = [d * (k - 1) + 1 for d, k in zip(window.dilation, window.kernel_size, strict=True)]
+    if min(output) < 1 or reach[0] * ((output[1] - 1) * window.stride[1] + reach[1]) > _MOST:
+        return None
+    if not is_direct(depth, focal) or wish() not in ("auto", "native"):
+        return None
+    built = library()
+    if isinstance(built, str):
+        return None
+    batch, focal = depth.shape[0], focal.contiguous()
+    value = torch.empty(batch, window.taps, *output)
+    valid = torch.empty(batch, window.taps, *output, dtype=torch.bool)
+    left, _, top, _ = window.padding
+    grid = (*window.kernel_size, *window.stride, *window.dilation, top, left)
+    problem = Problem(batch, 1, 1, 1, 1, *size, *output, *grid, torch.get_num_threads(), depth.stride())
+    numbers = map(ctypes.c_float, (unit, *bounds))
+    pointers = ctypes.byref(problem), pointer(depth), pointer(focal)
+    if built.depth_difference(*pointers, ctypes.c_int32(rate), *numbers, pointer(value), pointer(valid)):
+        raise MemoryError("not enough memory for the workspace of the CPU engine")
+    return value, valid

@@ -1,0 +1,32 @@
+"""Tell when an operator may be called directly: PyTorch's dispatcher costs more than a small convolution."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+_ORDINARY = {Tensor, nn.Parameter}
+
+
+def is_direct(*tensors: Tensor | None) -> bool:
+    """Tell whether nobody watches the operators: no compiler, tracer, transform or mode, and ordinary CPU tensors."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return False
+    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    if forward_ad._current_level >= 0:
+        return False
+    return all(t is None or (type(t) in _ORDINARY and t.is_cpu) for t in tensors)
+
+
+def is_recorded(*tensors: Tensor | None) -> bool:
+    """Tell whether autograd will want a gradient of what is computed from these."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def pointer(t: Tensor) -> ctypes.c_void_p:
+    """Return the address of the data of ``t``."""
+    return ctypes.c_void_p(t.data_ptr())
