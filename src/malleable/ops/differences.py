@@ -13,7 +13,7 @@ from malleable.ops.engines.native import Problem
 from malleable.ops.engines.native.build import library
 from malleable.ops.window import Window
 
-_MOST = 2**22  # floats of workspace
+_MOST = 2**24  # floats of workspace
 
 
 def fast_differences(
@@ -38,8 +38,11 @@ def fast_differences(
     if not depth.dtype == focal.dtype == torch.float32 or is_recorded(depth, focal):
         return None
     output = window.output_size(size)
-    reach = [d * (k - 1) + 1 for d, k in zip(window.dilation, window.kernel_size, strict=True)]
-    if min(output) < 1 or reach[0] * ((output[1] - 1) * window.stride[1] + reach[1]) > _MOST:
+    height, width = (
+        (o - 1) * s + d * (k - 1) + 1
+        for o, s, d, k in zip(output, window.stride, window.dilation, window.kernel_size, strict=True)
+    )
+    if min(output) < 1 or depth.shape[0] * height * width > _MOST:
         return None
     if not is_direct(depth, focal) or wish() not in ("auto", "native"):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,16 @@ SHAPES: dict[str, tuple[Any, ...]] = {
     "pointwise": (2, 8, 8, 3, 1, (5, 6), 1, 1, 0, 1),
     "stride beyond the kernel": (1, 4, 4, 2, 1, (11, 12), 2, 3, 0, 1),
     "grouped": (2, 12, 18, 3, 3, (7, 8), 3, 1, 1, 1),
+    "grouped strided": (2, 24, 16, 3, 8, (13, 11), 3, 2, 1, 1),
+    "grouped dilated": (1, 32, 32, 4, 2, (9, 19), (3, 2), (1, 3), (2, 1), (2, 3)),
+    "grouped, several blocks": (1, 48, 48, 3, 2, (41, 37), 3, 1, 1, 1),
+    "wide groups": (1, 70, 64, 2, 2, (5, 6), 3, 1, 1, 1),
     "depthwise": (2, 70, 70, 3, 70, (9, 10), 7, 1, 3, 1),
     "depthwise strided": (1, 20, 20, 2, 20, (11, 9), 3, 2, 1, 2),
+    "depthwise 5, strided": (2, 18, 18, 3, 18, (15, 22), 5, 2, 2, 1),
+    "depthwise, several blocks": (1, 37, 37, 3, 37, (45, 61), 3, 1, 1, 1),
+    "depthwise, stride beyond the kernel": (1, 5, 5, 2, 5, (11, 12), 2, 3, 0, 1),
+    "depthwise beyond the map": (1, 9, 9, 7, 9, (6, 7), 3, 1, 9, 9),
     "narrow groups": (1, 64, 128, 2, 16, (6, 7), 3, 1, 1, 1),
     "many groups": (1, 256, 512, 2, 256, (3, 4), 1, 1, 0, 1),
     "several blocks": (1, 8, 8, 2, 1, (21, 70), 3, 1, 1, 1),
@@ -41,6 +50,7 @@ SHAPES: dict[str, tuple[Any, ...]] = {
     "many kernels": (1, 4, 4, 9, 1, (6, 6), 3, 1, 1, 1),
     "no batch": (0, 4, 4, 3, 1, (6, 6), 3, 1, 1, 1),
 }
+EVERY = (True, True, True)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
@@ -91,7 +101,7 @@ def test_parity(engine: str, shape: str, assignment: str, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("engine", FAST)
-@pytest.mark.parametrize("shape", ["strided", "depthwise"])
+@pytest.mark.parametrize("shape", ["strided", "depthwise", "grouped"])
 @pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, False, True)])
 def test_gradients_one_at_a_time(engine: str, shape: str, needs: tuple[bool, bool, bool]) -> None:
     tensors, window, groups = problem(SHAPES[shape], "constant center", torch.float32)
@@ -107,7 +117,7 @@ def test_gradients_one_at_a_time(engine: str, shape: str, needs: tuple[bool, boo
 
 
 @pytest.mark.parametrize("engine", FAST)
-@pytest.mark.parametrize("shape", ["strided", "depthwise"])
+@pytest.mark.parametrize("shape", ["strided", "depthwise", "depthwise 5, strided", "grouped strided"])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_layouts_and_threads(engine: str, shape: str, threads: int) -> None:
     tensors, window, groups = problem(SHAPES[shape], "soft", torch.float32)
@@ -244,6 +254,21 @@ class TestBuild:
         assert isinstance(reason, str)
         assert "out of luck" in reason
         assert not list((tmp_path / "cache").iterdir())  # nothing half built is left behind
+
+    @pytest.mark.skipif(shutil.which("clang++") is None, reason="there is no clang++")
+    def test_clang_builds_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CXX", "clang++")
+        if "omp" in str(reason := build.library()):
+            pytest.skip(str(reason))
+        assert not isinstance(reason, str), reason
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+        for shape in ("strided", "several blocks", "depthwise", "narrow groups"):
+            tensors, window, groups = problem(SHAPES[shape], "constant centre", torch.float32)
+            low = [t.float() for t in tensors]
+            expected = [plain.forward(*tensors[1:], window, groups), *plain.backward(*tensors, window, groups, EVERY)]
+            actual = [native.forward(*low[1:], window, groups), *native.backward(*low, window, groups, EVERY)]
+            for a, e in zip(actual, expected, strict=True):
+                assert_near(a, e, 3e-6, shape)
 
     def test_built_once_and_announced(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO, "malleable"):

@@ -39,7 +39,7 @@ def library() -> ctypes.CDLL | str:
 
 
 def _find() -> ctypes.CDLL | str:
-    compiler = shlex.split(os.environ.get("CXX") or next(filter(shutil.which, ("g++", "c++")), "g++"))
+    compiler = shlex.split(os.environ.get("CXX") or next(filter(shutil.which, ("g++", "c++", "clang++")), "g++"))
     if shutil.which(compiler[0]) is None:
         return f"no C++ compiler ({compiler[0]}) was found"
     try:
@@ -47,7 +47,7 @@ def _find() -> ctypes.CDLL | str:
         if not path.exists():
             logger.info("building the CPU engine with %s into %s: some seconds, once", compiler[0], path)
             _build(compiler, path)
-        return ctypes.CDLL(str(path))
+        return ctypes.CDLL(str(path), mode=_mode(compiler))
     except subprocess.CalledProcessError as error:
         return f"{compiler[0]} could not build the CPU engine: {error.stderr.strip()[:500]}"
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home folder
@@ -64,12 +64,22 @@ def _build(compiler: list[str], path: Path) -> None:
         fresh.replace(path)
 
 
+def _mode(compiler: list[str]) -> int:
+    """How to load it. Clang brings an OpenMP of its own, whose functions must not be taken from PyTorch's."""
+    own = b"clang" in _version(compiler)
+    return ctypes.DEFAULT_MODE | (getattr(os, "RTLD_DEEPBIND", 0) if own else 0)
+
+
+def _version(compiler: list[str]) -> bytes:
+    return subprocess.run([*compiler, "--version"], check=True, capture_output=True).stdout
+
+
 def _fingerprint(compiler: list[str]) -> str:
     """Return a name that changes with the source, the flags, the compiler and the processor it builds for."""
     digest = hashlib.sha256(" ".join(FLAGS).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.read_bytes())
-    digest.update(subprocess.run([*compiler, "--version"], check=True, capture_output=True).stdout)
+    digest.update(_version(compiler))
     digest.update(_processor().encode())
     return digest.hexdigest()[:16]
 

@@ -40,7 +40,7 @@ struct Classes {
   Vec h[kMost + 2], slope[kMost + 2], share[kMost + 2];
   inline __attribute__((always_inline)) void compute(Vec d, const float* centers, int kernels, float inverse_temperature) {
     Vec highest{};
-#pragma GCC unroll 8
+    MALLEABLE_UNROLL
     for (int j = 0; j < kernels + 2; ++j) {
       const Vec offset = d - centers[j];
       if (j == 0) {
@@ -54,10 +54,10 @@ struct Classes {
       highest = j == 0 ? h[j] : larger(highest, h[j]);
     }
     Vec total{};
-#pragma GCC unroll 8
+    MALLEABLE_UNROLL
     for (int j = 0; j < kernels + 2; ++j) total += share[j] = exponential(h[j] - highest);
     const Vec inverse = 1.0f / total;
-#pragma GCC unroll 8
+    MALLEABLE_UNROLL
     for (int j = 0; j < kernels + 2; ++j) share[j] *= inverse;
   }
 };
@@ -78,7 +78,7 @@ void assign(int64_t batch, int64_t size, int some, const float* d, const float* 
       const int64_t last = std::min(size, (chunk + 1) * kChunk);
       for (int64_t i = chunk * kChunk; i < last; i += kLanes) {
         classes.compute(bounded(load_some(d + n * size + i, last - i)), centers, kernels, 1 / temperature);
-#pragma GCC unroll 8
+        MALLEABLE_UNROLL
         for (int k = 0; k < kernels; ++k)
           store_some(out + (n * kernels + k) * size + i, classes.share[k + 1] * scale[k], last - i);
       }
@@ -103,7 +103,7 @@ void assign_backward(int64_t batch, int64_t size, int some, const float* grad, c
         const Vec at = load_some(d + n * size + i, last - i);
         classes.compute(bounded(at), centers, kernels, 1 / temperature);
         Vec g[Classes<K>::kMost], mean{};
-#pragma GCC unroll 8
+        MALLEABLE_UNROLL
         for (int k = 0; k < kernels; ++k) {
           const Vec incoming = load_some(grad + (n * kernels + k) * size + i, last - i);
           total[kernels + 3 + k] += incoming * classes.share[k + 1];
@@ -111,7 +111,7 @@ void assign_backward(int64_t batch, int64_t size, int some, const float* grad, c
           mean += g[k] * classes.share[k + 1];
         }
         Vec slope{};
-#pragma GCC unroll 8
+        MALLEABLE_UNROLL
         for (int j = 0; j < kernels + 2; ++j) {
           const Vec to_h = classes.share[j] * ((j > 0 && j <= kernels ? g[j - 1] : Vec{}) - mean);
           const Vec to_offset = to_h * classes.slope[j];

@@ -7,11 +7,19 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include <omp.h>
 #if defined(__AVX512F__)
 #include <immintrin.h>
+#endif
+
+// For the small loops of a register tile, which must be unrolled for it to be one.
+#if defined(__clang__)
+#define MALLEABLE_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define MALLEABLE_UNROLL _Pragma("GCC unroll 16")
 #endif
 
 namespace {
@@ -186,29 +194,28 @@ inline void store_some(float* to, Vec v, int64_t count) {
 
 typedef int32_t Mask __attribute__((vector_size(kLanes * sizeof(int32_t)), aligned(4), may_alias));
 
-template <int S>
-struct Swap {  // which lane of two rows each lane of the new rows is
-  int32_t low[kLanes] = {}, high[kLanes] = {};
-  constexpr Swap() {
-    for (int i = 0; i < kLanes; ++i) {
-      low[i] = i & S ? i - S + kLanes : i;
-      high[i] = i & S ? i + kLanes : i + S;
-    }
-  }
-};
+// Lanes of two rows, those of the second numbered on from kLanes.
+template <size_t... From>
+inline Vec shuffle(Vec a, Vec b, std::index_sequence<From...>) {
+#if defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
+  return __builtin_shufflevector(a, b, int(From)...);
+#else  // GCC before 12
+  return __builtin_shuffle(a, b, Mask{int32_t(From)...});
+#endif
+}
+template <int S, size_t... I>
+inline void swap_blocks(Vec& a, Vec& b, std::index_sequence<I...>) {
+  const Vec low = shuffle(a, b, std::index_sequence<(I & S ? I - S + kLanes : I)...>{});
+  b = shuffle(a, b, std::index_sequence<(I & S ? I + kLanes : I + S)...>{});
+  a = low;
+}
 
 // Swaps, in every pair of rows S apart, the blocks of S lanes off the diagonal; all S together transpose.
 template <int S>
 inline void transpose_step(Vec* rows) {
-  static constexpr Swap<S> swap;
-  const Mask low = *reinterpret_cast<const Mask*>(swap.low), high = *reinterpret_cast<const Mask*>(swap.high);
-#pragma GCC unroll 16
+  MALLEABLE_UNROLL
   for (int i = 0; i < kLanes; ++i)
-    if (!(i & S)) {
-      const Vec a = rows[i], b = rows[i + S];
-      rows[i] = __builtin_shuffle(a, b, low);
-      rows[i + S] = __builtin_shuffle(a, b, high);
-    }
+    if (!(i & S)) swap_blocks<S>(rows[i], rows[i + S], std::make_index_sequence<kLanes>{});
   if constexpr (S > 1) transpose_step<S / 2>(rows);
 }
 
@@ -220,10 +227,10 @@ void transpose(const From* in, int64_t in_pitch, int rows, int columns, To* out,
     int j = 0;
     for (; j + kLanes <= columns; j += kLanes) {
       Vec tile[kLanes];
-#pragma GCC unroll 16
+      MALLEABLE_UNROLL
       for (int l = 0; l < kLanes; ++l) tile[l] = load_lanes(in + (i + l) * in_pitch + j);
       transpose_step<kLanes / 2>(tile);
-#pragma GCC unroll 16
+      MALLEABLE_UNROLL
       for (int l = 0; l < kLanes; ++l) store_lanes(out + (j + l) * out_pitch + i, tile[l]);
     }
     for (; j < columns; ++j)

@@ -19,7 +19,7 @@ void pack_rows(const T* from, int64_t pitch, int columns, int taps, int64_t slab
     const int count = std::min(kLanes, columns - m);
     Vec tile[kLanes];
     if (count == kLanes) {
-#pragma GCC unroll 16
+      MALLEABLE_UNROLL
       for (int l = 0; l < kLanes; ++l) tile[l] = load_lanes(from + l * pitch + m);
       transpose_step<kLanes / 2>(tile);
     } else {

@@ -19,7 +19,7 @@ void unpack_rows(const float* from, int64_t share, int shares, int64_t slab, int
     }
     if (count == kLanes) {
       transpose_step<kLanes / 2>(tile);
-#pragma GCC unroll 16
+      MALLEABLE_UNROLL
       for (int l = 0; l < kLanes; ++l) store_lanes(to + l * to_pitch + m, tile[l]);
     } else {
       for (int l = 0; l < count; ++l)

@@ -28,28 +28,28 @@ template <int R, int K>
 void mix(const Sweep& s, const float* const* planes, const int64_t* places, const float* a, const float* w, bool add,
          float* const* out) {
   Vec y[kChannels][R];
-#pragma GCC unroll 8
+  MALLEABLE_UNROLL
   for (int c = 0; c < kChannels; ++c)
-#pragma GCC unroll 8
+    MALLEABLE_UNROLL
     for (int r = 0; r < R; ++r) y[c][r] = add ? load(out[c] + r * kLanes) : Vec{};
   const float* plane[kChannels];
   for (int c = 0; c < kChannels; ++c) plane[c] = planes[c];
   for (const Tap& tap : s.taps) {
     Vec share[K][R];
-#pragma GCC unroll 8
+    MALLEABLE_UNROLL
     for (int k = 0; k < K; ++k)
-#pragma GCC unroll 8
+      MALLEABLE_UNROLL
       for (int r = 0; r < R; ++r) share[k][r] = held(load(a + (k * R + r) * kLanes));
-#pragma GCC unroll 8
+    MALLEABLE_UNROLL
     for (int c = 0; c < kChannels; ++c) {
       Vec mixed[R];
-#pragma GCC unroll 8
+      MALLEABLE_UNROLL
       for (int k = 0; k < K; ++k) {
         const Vec weight = broadcast(w[k * kChannels + c]);
-#pragma GCC unroll 8
+        MALLEABLE_UNROLL
         for (int r = 0; r < R; ++r) mixed[r] = k == 0 ? weight * share[k][r] : mixed[r] + weight * share[k][r];
       }
-#pragma GCC unroll 8
+      MALLEABLE_UNROLL
       for (int r = 0; r < R; ++r) y[c][r] += mixed[r] * load(plane[c] + places[r] + tap.offset);
     }
     a += K * R * kLanes;
@@ -132,13 +132,13 @@ void correlate(const Job& job, int64_t offset, const float* in, const float* gra
     const float* x = in + int64_t(row) * s.row_step * s.phases * s.pitch + offset;
     for (int v = 0; v < across; ++v, x += kLanes, grad += kLanes, a += kLanes, dots += kLanes) {
       Vec product[C];
-#pragma GCC unroll 8
+      MALLEABLE_UNROLL
       for (int c = 0; c < C; ++c) product[c] = load(x + c * plane) * load(grad + c * cells);
-#pragma GCC unroll 8
+      MALLEABLE_UNROLL
       for (int k = 0; k < K; ++k) {
         const Vec share = load(a + k * apart);
         Vec dot = load(dots + k * apart);
-#pragma GCC unroll 8
+        MALLEABLE_UNROLL
         for (int c = 0; c < C; ++c) {
           total[c][k] += share * product[c];
           dot += weight[c][k] * product[c];

@@ -5,13 +5,12 @@
 namespace {
 
 // A row of depth at a feature map, from `left` columns before it on, 0 where there is none.
-void sample(const float* depth, const int64_t* stride, int row, int height, int columns, int left, int width, int rate,
-            bool known, float nearest, float farthest, float* out) {
-  for (int j = 0; j < width; ++j) {
-    const int column = j - left;
-    float z = 0;
-    if (known && row >= 0 && row < height && column >= 0 && column < columns)
-      z = depth[int64_t(row) * rate * stride[2] + int64_t(column) * rate * stride[3]];
+void sample(const float* depth, int64_t step, int columns, int left, int width, float nearest, float farthest,
+            float* out) {
+  const int last = std::min(width, left + columns);
+  std::fill(out, out + width, 0.0f);
+  for (int j = left; j < last; ++j) {
+    const float z = depth[(j - left) * step];
     out[j] = z > nearest && z < farthest ? z : 0.0f;
   }
 }
@@ -25,23 +24,26 @@ extern "C" int depth_difference(const Problem* problem, const float* depth, cons
   const Problem& p = *problem;
   return guarded([&] {
     const int reach = (p.kh - 1) * p.dh + 1, width = (p.out_width - 1) * p.sw + (p.kw - 1) * p.dw + 1;
-    const int taps = p.kh * p.kw;
-    const int64_t pixels = int64_t(p.out_height) * p.out_width;
-    const Buffers lines(p.threads, int64_t(reach) * width + 3 * int64_t(p.out_width));
+    const int taps = p.kh * p.kw, height = (p.out_height - 1) * p.sh + reach;
+    const int64_t pixels = int64_t(p.out_height) * p.out_width, map = int64_t(height) * width;
+    const Buffers maps(1, p.batch * map), lines(p.threads, 3 * int64_t(p.out_width));
+    const auto known = [&](int n) { return focal[n] > 0 && focal[n] < __builtin_inff(); };
+    for (int n = 0; n < p.batch; ++n)
+      for (int i = 0; i < height; ++i) {
+        const int64_t row = i - p.top;
+        const bool inside = known(n) && row >= 0 && row < p.height;
+        sample(depth + n * p.x_stride[0] + (inside ? row * rate * p.x_stride[2] : 0), rate * p.x_stride[3],
+               inside ? p.width : 0, p.left, width, nearest, farthest, maps.first() + n * map + int64_t(i) * width);
+      }
 #pragma omp parallel for collapse(2) num_threads(p.threads) schedule(static) if (p.batch * pixels * taps > 8192)
     for (int n = 0; n < p.batch; ++n)
       for (int i = 0; i < p.out_height; ++i) {
-        float *rows = lines.mine(), *center = rows + int64_t(reach) * width, *units = center + p.out_width;
-        float* spaced = units + p.out_width;
-        const float f = focal[n];
-        const bool known = f > 0 && f < __builtin_inff();
-        for (int r = 0; r < reach; r += p.dh)
-          sample(depth + n * p.x_stride[0], p.x_stride, i * p.sh - p.top + r, p.height, p.width, p.left, width, rate,
-                 known, nearest, farthest, rows + int64_t(r) * width);
+        float *center = lines.mine(), *units = center + p.out_width, *spaced = units + p.out_width;
+        const float* rows = maps.first() + n * map + int64_t(i) * p.sh * width;
         const float* middle = rows + int64_t(p.kh / 2 * p.dh) * width + p.kw / 2 * p.dw;
         for (int j = 0; j < p.out_width; ++j) {
           center[j] = middle[j * p.sw];
-          units[j] = unit > 0 ? unit * (center[j] > 0 ? center[j] : 1.0f) / (known ? f : 1.0f) : 1.0f;
+          units[j] = unit > 0 ? unit * (center[j] > 0 ? center[j] : 1.0f) / (known(n) ? focal[n] : 1.0f) : 1.0f;
         }
         for (int t = 0; t < taps; ++t) {
           const float* z = rows + int64_t(t / p.kw * p.dh) * width + t % p.kw * p.dw;
@@ -54,7 +56,7 @@ extern "C" int depth_difference(const Problem* problem, const float* depth, cons
           uint8_t* both = valid + at;
           for (int j = 0; j < p.out_width; j += kLanes) {  // buffers end with room for a vector
             const Vec here = load(center + j), there = load(z + j);
-            const Vec difference = (here > 0) & (there > 0) ? here - there : Vec{};
+            const Vec difference = ((here > 0) & (there > 0)) ? here - there : Vec{};
             store_some(to + j, difference / load(units + j), p.out_width - j);
           }
           for (int j = 0; j < p.out_width; ++j) both[j] = (z[j] > 0) & (center[j] > 0);

@@ -42,34 +42,34 @@ template <int R, int O, bool Dots>
 void multiply(const Problem& p, const Work& work, const float* in, int inputs, const int64_t* places, const float* a,
               const float* w, float* out, const float* features, float* dots) {
   const int64_t plane = work.job.sweep->plane(work.job.rows), cells = int64_t(work.job.vectors()) * kLanes;
-#pragma GCC unroll 8
+  MALLEABLE_UNROLL
   for (int o = 0; o < O; ++o)
-#pragma GCC unroll 8
+    MALLEABLE_UNROLL
     for (int r = 0; r < R; ++r) store(out + o * cells + r * kLanes, Vec{});
   for (const Tap& tap : work.job.sweep->taps)
     for (int k = 0; k < p.kernels; ++k, a += R * kLanes, dots += Dots ? R * kLanes : 0) {
       Vec acc[O][R];
-#pragma GCC unroll 8
+      MALLEABLE_UNROLL
       for (int o = 0; o < O; ++o)
-#pragma GCC unroll 8
+        MALLEABLE_UNROLL
         for (int r = 0; r < R; ++r) acc[o][r] = Vec{};
       const float* x = in + tap.offset;
       for (int i = 0; i < inputs; ++i, x += plane, w += O) {
         Vec source[R];
-#pragma GCC unroll 8
+        MALLEABLE_UNROLL
         for (int r = 0; r < R; ++r) source[r] = held(load(x + places[r]));
-#pragma GCC unroll 8
+        MALLEABLE_UNROLL
         for (int o = 0; o < O; ++o) {
           const Vec weight = broadcast(w[o]);
-#pragma GCC unroll 8
+          MALLEABLE_UNROLL
           for (int r = 0; r < R; ++r) acc[o][r] += weight * source[r];
         }
       }
-#pragma GCC unroll 8
+      MALLEABLE_UNROLL
       for (int r = 0; r < R; ++r) {
         const Vec share = held(load(a + r * kLanes));
         Vec dot = Dots ? load(dots + r * kLanes) : Vec{};
-#pragma GCC unroll 8
+        MALLEABLE_UNROLL
         for (int o = 0; o < O; ++o) {
           float* to = out + o * cells + r * kLanes;
           store(to, load(to) + share * acc[o][r]);
@@ -153,18 +153,18 @@ void backward_data(const Problem& p, const T* grad, const T* x, const T* weight,
 template <int L, int C>
 void correlate(const float* grad, const float* scaled, int64_t cells, float* sums, int64_t pitch) {
   Vec acc[L][C];
-#pragma GCC unroll 8
+  MALLEABLE_UNROLL
   for (int l = 0; l < L; ++l)
-#pragma GCC unroll 8
+    MALLEABLE_UNROLL
     for (int c = 0; c < C; ++c) acc[l][c] = Vec{};
   for (int64_t i = 0; i < cells; i += kLanes) {
     Vec column[C];
-#pragma GCC unroll 8
+    MALLEABLE_UNROLL
     for (int c = 0; c < C; ++c) column[c] = held(load(scaled + c * cells + i));
-#pragma GCC unroll 8
+    MALLEABLE_UNROLL
     for (int l = 0; l < L; ++l) {
       const Vec line = held(load(grad + l * cells + i));
-#pragma GCC unroll 8
+      MALLEABLE_UNROLL
       for (int c = 0; c < C; ++c) acc[l][c] += line * column[c];
     }
   }

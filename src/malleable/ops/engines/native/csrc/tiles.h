@@ -20,12 +20,12 @@ struct Tile {
     for (int r = 0; r < R; ++r) row[r] = rows[r];
     for (int c = 0; c < depth; ++c, weights += kPanel) {
       Vec b[V];
-#pragma GCC unroll 8
+      MALLEABLE_UNROLL
       for (int v = 0; v < V; ++v) b[v] = load(weights + v * kLanes);
-#pragma GCC unroll 8
+      MALLEABLE_UNROLL
       for (int r = 0; r < R; ++r) {
         const Vec a = broadcast(row[r][c]);
-#pragma GCC unroll 8
+        MALLEABLE_UNROLL
         for (int v = 0; v < V; ++v) acc[r][v] += a * b[v];
       }
     }
@@ -124,12 +124,12 @@ void outer(const float* scaled, int pitch, const float* const* grad, int offset,
   for (int i = 0; i < count; ++i, scaled += pitch) {
     const float* g = grad[i] + offset;
     Vec b[V];
-#pragma GCC unroll 8
+    MALLEABLE_UNROLL
     for (int v = 0; v < V; ++v) b[v] = load(g + v * kLanes);
-#pragma GCC unroll 8
+    MALLEABLE_UNROLL
     for (int r = 0; r < R; ++r) {
       const Vec a = broadcast(scaled[r]);
-#pragma GCC unroll 8
+      MALLEABLE_UNROLL
       for (int v = 0; v < V; ++v) acc[r][v] += a * b[v];
     }
   }
