@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import platform
 import time
+import timeit
 from collections.abc import Callable
 from datetime import date
 from functools import partial
@@ -50,6 +51,24 @@ LAYERS = [
 ]
 
 
+# name, channels, channels of a group, kernel size, stride, size
+GROUPS = [
+    ("depthwise 3×3", 96, 1, 3, 1, 56),
+    ("depthwise 3×3", 240, 1, 3, 2, 28),
+    ("depthwise 3×3", 672, 1, 3, 1, 7),
+    ("depthwise 5×5", 240, 1, 5, 1, 28),
+    ("depthwise 5×5", 240, 1, 5, 2, 28),
+    ("depthwise 7×7", 96, 1, 7, 1, 56),
+    ("depthwise 7×7", 384, 1, 7, 1, 14),
+    ("depthwise 7×7", 96, 1, 7, 2, 56),
+    ("groups of 4", 128, 4, 3, 1, 56),
+    ("groups of 8", 256, 8, 3, 1, 28),
+    ("groups of 16", 512, 16, 3, 1, 14),
+    ("groups of 24", 48, 24, 3, 1, 56),
+    ("groups of 24", 336, 24, 3, 2, 28),
+]
+
+
 def bench(
     out: Path | None = None, rounds: int = 7, only: tuple[str, ...] | None = None, overwrite: bool = False
 ) -> None:
@@ -58,7 +77,8 @@ def bench(
     Args:
         out: a JSON file for the numbers.
         rounds: how many turns each side gets; the fastest counts.
-        only: some of "layers", "bfloat16", "hard", "groups", "network", "memory"; all by default.
+        only: some of "layers", "bfloat16", "hard", "groups", "calls", "networks", "network", "memory";
+            all by default.
         overwrite: replace a file that exists.
     """
     if out is not None:
@@ -107,19 +127,56 @@ def bfloat16(rounds: int) -> list[Row]:
 
 
 def groups(rounds: int) -> list[Row]:
-    """Race grouped convolutions, batch 4, against nn.Conv2d of the same groups, which has one kernel."""
-    shapes = [
-        ("ConvNeXt, depthwise", 96, 96, 7, 56),
-        ("ConvNeXt, depthwise", 384, 384, 7, 14),
-        ("MobileNet, depthwise", 96, 96, 3, 56),
-        ("ResNeXt, 32 groups", 128, 32, 3, 56),
-    ]
+    """Race depthwise and grouped convolutions, batch 1 and 4, against nn.Conv2d of the same groups, which has one."""
     rows = []
-    for name, channels, count, kernel, size in shapes:
-        layer = MalleableConv2d(channels, channels, kernel, padding=kernel // 2, groups=count, kernels=KERNELS)
-        conv = nn.Conv2d(channels, channels, kernel, padding=kernel // 2, groups=count)
-        ratios = compare(layer, conv, batch=4, size=size, rate=4, rounds=rounds)
-        rows.append({"layer": f"{name}, {kernel}×{kernel}, {channels} channels", **ratios})
+    for name, channels, width, kernel, stride, size in GROUPS:
+        options: dict[str, Any] = {"stride": stride, "padding": kernel // 2, "groups": channels // width, "bias": False}
+        for batch in (1, 4):
+            layer = MalleableConv2d(channels, channels, kernel, kernels=KERNELS, **options)
+            conv = nn.Conv2d(channels, channels, kernel, **options)
+            label = f"{name}, {channels} channels, {size}², stride {stride}"
+            ratios = compare(layer, conv, batch, size, rate=4, rounds=rounds)
+            rows.append({"layer": label, "batch": batch, **ratios})
+    return rows
+
+
+def calls(rounds: int) -> list[Row]:
+    """Time one call on a map of 4×4, where there is next to nothing to compute, its geometry shared or new."""
+    depth = one_cell_depth(1, 128, reach=6)
+    geometry, x = Geometry(depth, FOCAL), torch.randn(1, 8, 4, 4)
+    rows = []
+    for name, count in (("dense", 1), ("depthwise", 8)):
+        layer = MalleableConv2d(8, 8, 3, padding=1, groups=count, kernels=KERNELS)
+        runs: dict[str, Callable[[], Tensor]] = {
+            "nn.Conv2d": partial(nn.Conv2d(8, 8, 3, padding=1, groups=count), x),
+            "shared geometry": partial(layer, x, geometry),
+            "new geometry": lambda layer=layer: layer(x, Geometry(depth, FOCAL)),  # type: ignore[misc]
+        }
+        for mode in ("inference", "training"):
+            best = dict.fromkeys(runs, float("inf"))
+            with torch.set_grad_enabled(mode == "training"):
+                for _ in range(20 * rounds):
+                    for side, run in runs.items():
+                        best[side] = min(best[side], timeit.timeit(run, number=20) / 20)
+            rows.append({"layer": name, "mode": mode} | {f"{k} µs": round(1e6 * v, 1) for k, v in best.items()})
+    return rows
+
+
+def networks(rounds: int) -> list[Row]:
+    """Race the forward pass of timm's networks with K = 3, in the first layer of each stage or all, against theirs."""
+    import timm
+
+    from malleable.models.convert import convert
+
+    image, depth = torch.randn(4, 3, 224, 224), one_cell_depth(4, 224, reach=6)
+    rows = []
+    for name in ("regnety_016", "mobilenetv3_large_100", "efficientnet_b0", "resnext50_32x4d", "convnext_tiny"):
+        for where in ("first-of-stage", "all"):
+            original = timm.create_model(name).eval()
+            ours = partial(
+                convert(timm.create_model(name).eval(), "malleable", KERNELS, where), image, depth=depth, focal=FOCAL
+            )
+            rows.append({"network": name, "where": where, **race(ours, partial(original, image), rounds, step=False)})
     return rows
 
 
@@ -158,6 +215,8 @@ QUESTIONS: dict[str, tuple[str, Callable[[int], list[Row]]]] = {
         partial(layers, kind=Conv25d, channels=128),
     ),
     "groups": ("Malleable with groups, K = 3: time over nn.Conv2d with the same groups (one kernel)", groups),
+    "calls": ("One call of a layer of 8 channels on a map of 4×4, K = 3", calls),
+    "networks": ("timm's networks with K = 3, forward, batch 4, 224×224: time over the original", networks),
     "network": ("DeepLabv3+ with K = 3 in res2 … res5, 480×640: time over the RGB baseline", network),
     "memory": ("Training step on res2, batch 16, 120×120: peak memory beyond inputs and weights", memory),
 }
@@ -170,21 +229,26 @@ def compare(layer: DepthConv2d, limit: nn.Conv2d, batch: int, size: int, rate: i
     return race(lambda: layer(x, Geometry(depth, FOCAL)), lambda: limit(wide), rounds)
 
 
-def race(ours: Callable[[], Tensor], theirs: Callable[[], Tensor], rounds: int) -> Row:
+def race(ours: Callable[[], Tensor], theirs: Callable[[], Tensor], rounds: int, step: bool = True) -> Row:
     """Time forward and training step (all gradients) of both sides by turns; give the fastest, in ms, and ratios."""
-    times: dict[str, list[float]] = {"forward": [], "limit forward": [], "step": [], "limit step": []}
-    for _ in range(rounds + 1):
+    kinds = ("forward", "step") if step else ("forward",)
+    times: dict[str, list[float]] = {f"{prefix}{kind}": [] for kind in kinds for prefix in ("", "limit ")}
+    for turn in range(rounds + 1):
         for prefix, run in (("", ours), ("limit ", theirs)):
             with torch.no_grad():
                 started = time.perf_counter()
                 run()
-                times[f"{prefix}forward"].append(time.perf_counter() - started)
-            started = time.perf_counter()
-            torch.autograd.backward(run().sum())
-            times[f"{prefix}step"].append(time.perf_counter() - started)
-    best = {name: 1e3 * min(values[1:]) for name, values in times.items()}  # the first turn warms up
-    ratios = {f"{name} ratio": round(best[name] / best[f"limit {name}"], 3) for name in ("forward", "step")}
-    return {f"{name} ms": round(value, 2) for name, value in best.items()} | ratios
+                seconds = {"forward": time.perf_counter() - started}
+            if step:
+                started = time.perf_counter()
+                torch.autograd.backward(run().sum())
+                seconds["step"] = time.perf_counter() - started
+            if turn:  # the first turn warms up
+                for kind in kinds:
+                    times[f"{prefix}{kind}"].append(seconds[kind])
+    best = {name: 1e3 * min(values) for name, values in times.items()}
+    row: Row = {f"{name} ms": round(value, 2) for name, value in best.items()}
+    return row | {f"{kind} ratio": round(best[kind] / best[f"limit {kind}"], 3) for kind in kinds}
 
 
 def one_cell_depth(batch: int, size: int, reach: float) -> Tensor:

@@ -128,6 +128,12 @@ struct Problem {
   int32_t kh, kw, sh, sw, dh, dw, top, left;
   int32_t threads;
   int64_t x_stride[4], y_stride[4], grad_x_stride[4];  // y also stands for its gradient
+
+  // Whether there is enough to do for waking the other threads up to pay.
+  bool is_large() const {
+    const int64_t products = int64_t(channels) / groups * out_channels * kernels * kh * kw;
+    return products * batch * out_height * out_width > 1 << 18;
+  }
 };
 
 namespace {

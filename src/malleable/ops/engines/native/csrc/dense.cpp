@@ -39,7 +39,7 @@ void pack(const Problem& p, const T* weight, int group, bool transposed, const s
   const int panels = (outputs + kPanel - 1) / kPanel;
   const int64_t slab = int64_t(panels) * inputs * kPanel;
   const int64_t per_output = transposed ? taps : int64_t(c) * taps, per_input = transposed ? int64_t(c) * taps : taps;
-#pragma omp parallel for collapse(2) num_threads(p.threads) schedule(static)
+#pragma omp parallel for collapse(2) num_threads(p.threads) schedule(static) if (p.is_large())
   for (int k = 0; k < p.kernels; ++k)
     for (int panel = 0; panel < panels; ++panel) {
       const T* from = weight + (int64_t(k) * p.out_channels + group * o) * c * taps + panel * kPanel * per_output;
@@ -59,7 +59,7 @@ void pack(const Problem& p, const T* weight, int group, bool transposed, const s
     }
   if (!center) return;
   const int t = center_of(p);
-#pragma omp parallel for num_threads(p.threads) schedule(static)
+#pragma omp parallel for num_threads(p.threads) schedule(static) if (p.is_large())
   for (int64_t i = 0; i < slab; ++i) {
     float s = 0;
     for (int k = 0; k < p.kernels; ++k) s += (*center)[k] * out[(int64_t(k) * taps + t) * slab + i];
@@ -83,7 +83,7 @@ void forward(const Problem& p, const T* x, const T* weight, const T* assign, T* 
   const bool collapse = constant_center(p, assign, middle);
   for (int group = 0; group < p.groups; ++group) {
     pack(p, weight, group, false, collapse ? &middle : nullptr, packed);
-#pragma omp parallel num_threads(p.threads)
+#pragma omp parallel num_threads(p.threads) if (p.is_large())
     {
       float *in = ins.mine(), *out = outs.mine();
       std::vector<Entry> list;
@@ -145,7 +145,7 @@ void backward_data(const Problem& p, const T* grad, const T* x, const T* weight,
   const bool collapse = !grad_assign && constant_center(p, assign, middle);
   for (int group = 0; group < p.groups; ++group) {
     pack(p, weight, group, true, collapse ? &middle : nullptr, packed);
-#pragma omp parallel num_threads(p.threads)
+#pragma omp parallel num_threads(p.threads) if (p.is_large())
     {
       float *in = ins.mine(), *out = outs.mine(), *features = others.mine();
       std::vector<Entry> list;

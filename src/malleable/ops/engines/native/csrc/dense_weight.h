@@ -52,9 +52,9 @@ void backward_weight(const Problem& p, const T* grad, const T* x, const T* assig
   const Buffers ins(p.threads, most * chunk), outs(p.threads, int64_t(largest.pixels()) * pitch);
   const Buffers products(p.threads, int64_t(largest.pixels()) * chunk);
   for (int group = 0; group < p.groups; ++group) {
-#pragma omp parallel for num_threads(p.threads) schedule(static)
+#pragma omp parallel for num_threads(p.threads) schedule(static) if (p.is_large())
     for (int64_t i = 0; i < part * shares; ++i) parts[i] = 0;
-#pragma omp parallel num_threads(p.threads)
+#pragma omp parallel num_threads(p.threads) if (p.is_large())
     {
       float *in = ins.mine(), *out = outs.mine(), *scaled = products.mine();
       std::vector<const float*> rows(largest.pixels());
@@ -111,7 +111,7 @@ void backward_weight(const Problem& p, const T* grad, const T* x, const T* assig
           float* to = parts + share * part + (int64_t(k) * taps + center) * c * pitch;
           for (int64_t i = 0; i < int64_t(c) * pitch; ++i) to[i] = one[i] * middle[k];
         }
-#pragma omp parallel for collapse(2) num_threads(p.threads) schedule(static)
+#pragma omp parallel for collapse(2) num_threads(p.threads) schedule(static) if (p.is_large())
     for (int k = 0; k < p.kernels; ++k)
       for (int i = 0; i < o; i += kLanes) {
         const float* from = parts + int64_t(k) * taps * c * pitch + i;

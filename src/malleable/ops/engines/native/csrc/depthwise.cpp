@@ -172,7 +172,7 @@ void backward_rest(const Problem& p, const T* grad, const T* x, const T* weight,
   const int64_t most = largest(jobs, [](const Job& j) { return int64_t(j.vectors()) * kLanes; });
   const Buffers ins(p.threads, s.plane(jobs[0].rows) * kSlice), grads(p.threads, most * kSlice);
   const Buffers assigns(p.threads, most * planes), products(p.threads, most * planes);
-#pragma omp parallel num_threads(p.threads)
+#pragma omp parallel num_threads(p.threads) if (p.is_large())
   {
     float *in = ins.mine(), *g = grads.mine(), *a = assigns.mine(), *dots = products.mine(), *sums = parts.mine();
 #pragma omp for schedule(static)

@@ -199,7 +199,7 @@ void backward_weight(const Problem& p, const T* grad, const T* x, const T* assig
   const Buffers products(p.threads, most * columns), assigns(p.threads, most * p.kernels);
   const Side<const T> source{x, p.x_stride, p.height, p.width, c};
   const Side<const T> target{grad, p.y_stride, p.out_height, p.out_width, o};
-#pragma omp parallel num_threads(p.threads)
+#pragma omp parallel num_threads(p.threads) if (p.is_large())
   {
     float *in = ins.mine(), *g = grads.mine(), *scaled = products.mine(), *a = assigns.mine();
 #pragma omp for collapse(2) schedule(dynamic)

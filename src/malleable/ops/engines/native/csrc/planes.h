@@ -292,7 +292,7 @@ void run(const Problem& p, const std::vector<Job>& jobs, int together, const T* 
   const Buffers outs(p.threads, most), assigns(p.threads, most_weights);
   const Buffers others(p.threads, grad_assign ? most : 0), sums(p.threads, grad_assign ? most_weights : 0);
   const int slices = (units + at_once - 1) / at_once;
-#pragma omp parallel num_threads(p.threads)
+#pragma omp parallel num_threads(p.threads) if (p.is_large())
   {
     float *in = ins.mine(), *out = outs.mine(), *a = assigns.mine(), *other = others.mine(), *dots = sums.mine();
     const Job* last = nullptr;
