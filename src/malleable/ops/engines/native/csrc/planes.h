@@ -182,52 +182,59 @@ inline int64_t slot(int k, int tap, int taps, int kernels, int together) {
   return int64_t(first) * taps + int64_t(tap) * std::min(together, kernels - first) + (k - first);
 }
 
-// Visits every vector of the assignment of a job: visit(place in [tile][slot][vector of the tile], k, tap, row and first
-// column of the assignment, lanes that are cells).
+// Visits the assignment of a job row by row: visit(offset of the row in the map, column of its first cell, place), where
+// place(v) tells the place of its vth vector in [tile][slot][vector of the tile]. Rows beyond the map have offset -1.
 template <typename Visit>
-void for_each_vector(const Job& job, int kernels, int together, const Visit& visit) {
+void for_each_row(const Problem& p, const Job& job, int together, const Visit& visit) {
   const Sweep& s = *job.sweep;
-  const int taps = int(s.taps.size()), across = s.across(), vectors = job.vectors();
-  const int64_t tile = int64_t(kPair) * taps * kernels * kLanes;
+  const int taps = int(s.taps.size()), vectors = job.vectors();
+  const int64_t tile = int64_t(kPair) * taps * p.kernels * kLanes, pixels = int64_t(p.out_height) * p.out_width;
   for (int t = 0; t < taps; ++t)
-    for (int k = 0; k < kernels; ++k) {
-      const int64_t at = slot(k, t, taps, kernels, together);
-      for (int r = 0, i = 0; r < job.rows; ++r)
-        for (int v = 0; v < across; ++v, ++i) {
-          const int tall = std::min(kPair, vectors - i / kPair * kPair);
-          visit(i / kPair * tile + (at * tall + i % kPair) * kLanes, k, s.taps[t].index, job.row + r + s.taps[t].assign_row,
-                v * kLanes + s.taps[t].assign_column, std::min(kLanes, s.columns - v * kLanes));
-        }
+    for (int k = 0; k < p.kernels; ++k) {
+      const int64_t at = slot(k, t, taps, p.kernels, together) * kLanes;
+      const int64_t plane = ((int64_t(job.sample) * p.kernels + k) * p.kh * p.kw + s.taps[t].index) * pixels;
+      for (int r = 0; r < job.rows; ++r) {
+        const int row = job.row + r + s.taps[t].assign_row, first = r * s.across();
+        visit(row >= 0 && row < p.out_height ? plane + int64_t(row) * p.out_width : -1, s.taps[t].assign_column,
+              [=](int v) {
+                const int vector = first + v, tall = vector + 1 == vectors && vectors % kPair ? 1 : kPair;
+                return vector / kPair * tile + at * tall + vector % kPair * kLanes;
+              });
+      }
     }
+  static_assert(kPair == 2, "as the last tile is found");
 }
 
 // The assignment of a job's cells, zeros where there is none.
 template <typename T>
 void pack_assign(const Problem& p, const T* assign, const Job& job, int together, float* out) {
-  const int64_t pixels = int64_t(p.out_height) * p.out_width, taps = p.kh * p.kw;
-  const T* sample = assign + job.sample * p.kernels * taps * pixels;
-  for_each_vector(job, p.kernels, together, [&](int64_t place, int k, int tap, int row, int column, int lanes) {
-    float* to = out + place;
-    const T* from = sample + (k * taps + tap) * pixels + int64_t(row) * p.out_width + column;
-    if (row >= 0 && row < p.out_height && lanes == kLanes && column >= 0 && column + kLanes <= p.out_width)
-      return store(to, load_lanes(from));
-    for (int l = 0; l < kLanes; ++l)
-      to[l] = row >= 0 && row < p.out_height && l < lanes && column + l >= 0 && column + l < p.out_width ? float(from[l])
-                                                                                                        : 0.0f;
+  const int across = job.sweep->across(), columns = job.sweep->columns;
+  for_each_row(p, job, together, [&](int64_t row, int first, const auto& place) {
+    for (int v = 0; v < across; ++v) {
+      float* to = out + place(v);
+      const int column = first + v * kLanes, lanes = std::min(kLanes, columns - v * kLanes);
+      const T* from = assign + row + column;
+      if (row >= 0 && lanes == kLanes && column >= 0 && column + kLanes <= p.out_width) store(to, load_lanes(from));
+      else
+        for (int l = 0; l < kLanes; ++l)
+          to[l] = row >= 0 && l < lanes && column + l >= 0 && column + l < p.out_width ? float(from[l]) : 0.0f;
+    }
   });
 }
 
 // The way back for the gradient of the assignment.
 inline void unpack_assign(const Problem& p, const float* packed, const Job& job, int together, float* grad_assign) {
-  const int64_t pixels = int64_t(p.out_height) * p.out_width, taps = p.kh * p.kw;
-  float* sample = grad_assign + job.sample * p.kernels * taps * pixels;
-  for_each_vector(job, p.kernels, together, [&](int64_t place, int k, int tap, int row, int column, int lanes) {
-    if (row < 0 || row >= p.out_height) return;
-    const float* from = packed + place;
-    float* to = sample + (k * taps + tap) * pixels + int64_t(row) * p.out_width + column;
-    if (lanes == kLanes && column >= 0 && column + kLanes <= p.out_width) return store(to, load(from));
-    for (int l = 0; l < lanes; ++l)
-      if (column + l >= 0 && column + l < p.out_width) to[l] = from[l];
+  const int across = job.sweep->across(), columns = job.sweep->columns;
+  for_each_row(p, job, together, [&](int64_t row, int first, const auto& place) {
+    for (int v = 0; row >= 0 && v < across; ++v) {
+      const float* from = packed + place(v);
+      const int column = first + v * kLanes, lanes = std::min(kLanes, columns - v * kLanes);
+      float* to = grad_assign + row + column;
+      if (lanes == kLanes && column >= 0 && column + kLanes <= p.out_width) store(to, load(from));
+      else
+        for (int l = 0; l < lanes; ++l)
+          if (column + l >= 0 && column + l < p.out_width) to[l] = from[l];
+    }
   });
 }
 
