@@ -1,6 +1,6 @@
 """This CPU engine needs no compiler: it weighs patches of a few rows at a time for one matrix product.
 
-Patches are at most 16 MiB and are made again in backward.
+Patches are at most 4 MiB, unless one row is more, and are made again in backward.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from malleable.ops.window import Window
 
 name = "blocks"
 
-_PATCH_BYTES = 16 * 2**20
+_PATCH_BYTES = 4 * 2**20
 
 
 def can_run(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> str | None:
@@ -53,35 +53,39 @@ def backward(
         if needs[0] or needs[2]:
             z = (w.T @ gy).view(window.taps, kernels, channels, -1, grad.shape[-1])  # d loss / d (assign · x)
             if needs[2]:
-                grad_assign[n, :, :, rows] = torch.einsum("pkchw,pchw->kphw", z, patches)
+                for p, patch in enumerate(patches):
+                    grad_assign[n, :, p, rows] = (z[p] * patch).sum(1)
             if needs[0]:
-                to_patches = torch.einsum("pkchw,kphw->pchw", z, g)
                 first = rows.start * window.stride[0]
-                views = window.views_of_padded(padded[n : n + 1, :, first:], (z.shape[3], z.shape[4]))
-                for view, term in zip(views, to_patches, strict=True):
-                    view += term
+                views = window.views_of_padded(padded[n, :, first:], (z.shape[3], z.shape[4]))
+                for p, view in enumerate(views):
+                    for k in range(kernels):
+                        view.addcmul_(z[p, k], g[k, p])
     grad_x = padded[..., top : top + x.shape[2], left : left + x.shape[3]]
     grad_weight = grad_w.view(-1, window.taps, kernels, channels).permute(2, 0, 3, 1).reshape_as(weight)
     a, b, c = (t if need else None for t, need in zip((grad_x, grad_weight, grad_assign), needs, strict=True))
     return a, b, c
 
 
-def _blocks(x: Tensor, assign: Tensor, window: Window) -> Iterator[tuple[int, slice, Tensor]]:
-    """Yield samples, output rows and their patches (taps, C, rows, Wout)."""
+def _blocks(x: Tensor, assign: Tensor, window: Window) -> Iterator[tuple[int, slice, list[Tensor]]]:
+    """Yield samples, output rows and their patches, one (C, rows, Wout) a tap."""
     kernels, taps, height, width = assign.shape[1:]
     row_bytes = x.element_size() * kernels * taps * x.shape[1] * width
     step = max(1, _PATCH_BYTES // max(row_bytes, 1))
     for n in range(x.shape[0]):
-        padded = F.pad(x[n : n + 1], window.padding)
+        padded = F.pad(x[n], window.padding)
         for first in range(0, height, step):
             rows = slice(first, min(first + step, height))
             views = window.views_of_padded(padded[..., first * window.stride[0] :, :], (rows.stop - first, width))
-            yield n, rows, torch.cat(list(views))
+            yield n, rows, list(views)
 
 
-def _weigh(patches: Tensor, g: Tensor) -> Tensor:
-    """Weigh patches (taps, C, h, w) by g (K, taps, h, w), as a matrix (taps·K·C, h·w)."""
-    return (patches[:, None] * g.transpose(0, 1)[:, :, None]).flatten(3).flatten(0, 2)
+def _weigh(patches: list[Tensor], g: Tensor) -> Tensor:
+    """Weigh patches (C, h, w), one a tap, by g (K, taps, h, w), as a matrix (taps·K·C, h·w)."""
+    weighted = g.new_empty(len(patches), g.shape[0], *patches[0].shape)
+    for p, patch in enumerate(patches):
+        torch.mul(patch, g[:, p, None], out=weighted[p])
+    return weighted.flatten(3).flatten(0, 2)
 
 
 def _matrix(weight: Tensor, kernels: int) -> Tensor:
