@@ -1,6 +1,6 @@
 """This CPU engine needs no compiler: it weighs patches of a few rows at a time for one matrix product.
 
-Patches are at most 4 MiB, unless one row is more, and are made again in backward.
+Patches are at most 8 MiB, unless one row is more, and are made again in backward.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from malleable.ops.window import Window
 
 name = "blocks"
 
-_PATCH_BYTES = 4 * 2**20
+_PATCH_BYTES = 8 * 2**20
 
 
 def can_run(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> str | None:
