@@ -2,12 +2,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup test lint demo bench
+.PHONY: help setup test test-without-compiler lint demo bench wheel
 help:
 	@echo "make demo   train four networks on synthetic rooms and compare them: ten minutes, or MINUTES=3"
 	@echo "make test   set up .venv if needed and run the tests, then some again without a compiler"
 	@echo "make lint   ruff, mypy and the direction of imports"
 	@echo "make bench  what the layers cost on this machine, as a table and bench.json"
+	@echo "make wheel  the source distribution and the wheel, in dist/"
 
 setup: $(VENV)/.ready
 
@@ -26,6 +27,9 @@ REPEATED := not export and not onnx and not killed and not signal and not ctrl_c
 
 test: setup
 	$(BIN)/python -m pytest -n auto -m "not slow"
+	$(MAKE) test-without-compiler
+
+test-without-compiler: setup
 	CXX=/nonexistent $(BIN)/python -m pytest -n auto -m "not slow" -k "$(REPEATED)" $(WITHOUT_COMPILER)
 
 lint: setup
@@ -33,6 +37,8 @@ lint: setup
 	$(BIN)/ruff format --check src tests examples benchmarks docs studies
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*.yml
 
 # As many steps as fit into the minutes on two cores. Stopped, the same command goes on.
 MINUTES ?= 10
@@ -42,3 +48,6 @@ demo: setup
 
 bench: setup
 	$(BIN)/malleable bench --out bench.json --overwrite
+
+wheel: setup
+	$(BIN)/python -m build

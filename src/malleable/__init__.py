@@ -1,7 +1,6 @@
 """Convolutions that learn how far they see along the depth axis."""
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -17,10 +16,7 @@ from malleable.models.summary import summary
 if TYPE_CHECKING:
     from malleable import data
 
-try:
-    __version__ = version("malleable")
-except PackageNotFoundError:
-    __version__ = "0+sources"  # on the path, but not installed
+__version__ = "0.2.0"
 
 __all__ = [
     "Camera",
