@@ -2,12 +2,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup test test-without-compiler lint demo bench wheel
+.PHONY: help setup test test-without-compiler lint demo bench wheel docs
 help:
 	@echo "make demo   train four networks on synthetic rooms and compare them: ten minutes, or MINUTES=3"
 	@echo "make test   set up .venv if needed and run the tests, then some again without a compiler"
 	@echo "make lint   ruff, mypy and the direction of imports"
 	@echo "make bench  what the layers cost on this machine, as a table and bench.json"
+	@echo "make docs   the site, in site/"
 	@echo "make wheel  the source distribution and the wheel, in dist/"
 
 setup: $(VENV)/.ready
@@ -48,6 +49,11 @@ demo: setup
 
 bench: setup
 	$(BIN)/malleable bench --out bench.json --overwrite
+
+docs: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	$(BIN)/python docs/site.py
+	$(BIN)/zensical build --strict --clean
 
 wheel: setup
 	$(BIN)/python -m build

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
 
 import malleable
+from malleable import data, functional
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -22,6 +25,22 @@ def examples(document: Path) -> list[str]:
 @pytest.mark.parametrize("block", examples(ROOT / "README.md"))
 def test_the_readmes_examples_run(block: str) -> None:
     exec(compile(block, "README.md", "exec"), {})
+
+
+PUBLIC = [getattr(module, name) for module in (malleable, functional, data) for name in module.__all__]
+SOURCES = sorted({thing.__module__ for thing in PUBLIC if hasattr(thing, "__module__")})
+EXAMPLES = [test for name in SOURCES for test in doctest.DocTestFinder().find(sys.modules[name]) if test.examples]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_the_references_examples_run(example: doctest.DocTest) -> None:
+    example.globs = {}
+    assert doctest.DocTestRunner().run(example).failed == 0
+
+
+def test_the_reference_shows_how_the_main_things_are_called() -> None:
+    shown = {example.name.rpartition(".")[2] for example in EXAMPLES}
+    assert {"MalleableConv2d", "Conv25d", "Geometry", "Camera", "convert", "deeplabv3plus", "SyntheticScenes"} <= shown
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

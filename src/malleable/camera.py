@@ -29,7 +29,13 @@ def metres_per_count(unit: str | float) -> float:
 
 
 def to_metres(raw: Tensor, unit: str | float) -> Tensor:
-    """Turn depth counts of any dtype into float32 metres. ``unit``: a name in ``DEPTH_UNITS`` or metres per count."""
+    """Turn depth counts of any dtype into float32 metres. ``unit``: a name in ``DEPTH_UNITS`` or metres per count.
+
+    Example:
+        >>> import torch, malleable as mb
+        >>> mb.to_metres(torch.tensor([0, 1500]), "mm")
+        tensor([0.0000, 1.5000])
+    """
     return raw.to(torch.float32) * metres_per_count(unit)
 
 
@@ -38,6 +44,12 @@ class Camera:
     """Holds focal lengths and principal point, in pixels of an image of ``size`` (height, width).
 
     Pixel centers lie on whole numbers: (0, 0) is the center of the first pixel.
+
+    Example:
+        >>> import malleable as mb
+        >>> camera = mb.Camera(fx=520.0, fy=520.0, cx=319.5, cy=239.5, size=(480, 640))
+        >>> camera.resize((240, 320)).focal
+        260.0
     """
 
     fx: float

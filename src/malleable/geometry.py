@@ -38,6 +38,11 @@ class Geometry:
     Args:
         depth: (N, 1, H, W) metres, at the resolution of the image. 0, negative, NaN and inf mark pixels without depth.
         focal: pixels of that image, the mean of fx and fy; a number for all samples or a tensor (N,).
+
+    Example:
+        >>> import torch, malleable as mb
+        >>> mb.Geometry(torch.full((2, 1, 240, 320), 1.5), focal=260.0)
+        Geometry(depth=(2, 1, 240, 320), focal=[260.0, 260.0])
     """
 
     def __init__(self, depth: Tensor, focal: float | Tensor) -> None:

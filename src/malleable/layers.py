@@ -177,9 +177,10 @@ class MalleableConv2d(DepthConv2d):
             classes, or ``"ignore"``.
 
     Example:
-        >>> conv = MalleableConv2d(64, 64, 3, padding=1)
-        >>> y = conv(torch.rand(2, 64, 60, 80), Geometry(depth=torch.rand(2, 1, 240, 320) + 1, focal=260.0))
-        >>> y.shape
+        >>> import torch, malleable as mb
+        >>> conv = mb.MalleableConv2d(64, 64, 3, padding=1)
+        >>> geometry = mb.Geometry(depth=torch.rand(2, 1, 240, 320) + 1, focal=260.0)
+        >>> conv(torch.rand(2, 64, 60, 80), geometry).shape
         torch.Size([2, 64, 60, 80])
     """
 
@@ -308,6 +309,13 @@ class Conv25d(DepthConv2d):
     """Convolves in 2.5D: K kernels split the depth axis into cells of fixed width (paper, Eq. 11).
 
     Arguments are those of :class:`MalleableConv2d`, less those of the learned receptive field.
+
+    Example:
+        >>> import torch, malleable as mb
+        >>> mb.Conv25d(8, 8, 3).receptive_field(torch.tensor([-1.0, 0.0, 1.0]))
+        tensor([[1., 0., 0.],
+                [0., 1., 0.],
+                [0., 0., 1.]])
     """
 
     def receptive_field(self, d: Tensor) -> Tensor:

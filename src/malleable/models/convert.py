@@ -152,8 +152,10 @@ def convert(
     Warns if the network has rates at which ``"first-of-stage"`` finds nothing to replace.
 
     Example:
-        >>> net = convert(timm.create_model("resnet18", pretrained=True))
-        >>> logits = net(rgb, depth=depth, focal=525.0)
+        >>> import timm, torch, malleable as mb
+        >>> net = mb.convert(timm.create_model("resnet18", pretrained=False))
+        >>> net(torch.rand(2, 3, 64, 96), depth=1 + torch.rand(2, 1, 64, 96), focal=100.0).shape
+        torch.Size([2, 1000])
     """
     if isinstance(model, Converted) or any(isinstance(m, DepthConv2d) for m in model.modules()):
         raise ValueError("model already has depth-seeing convolutions; convert the original network instead")

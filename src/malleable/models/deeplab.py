@@ -146,8 +146,10 @@ def deeplabv3plus(
         options: for the layers, for example ``temperature=2.0``.
 
     Example:
-        >>> net = deeplabv3plus("resnet50s", num_classes=40)
-        >>> logits = net(rgb, depth=depth, focal=519.0)
+        >>> import torch, malleable as mb
+        >>> net = mb.deeplabv3plus("resnet18", num_classes=40, pretrained=False).eval()
+        >>> net(torch.rand(1, 3, 64, 96), depth=1 + torch.rand(1, 1, 64, 96), focal=100.0).shape
+        torch.Size([1, 40, 64, 96])
     """
     network = DeepLabV3Plus(
         backbone=backbone,

@@ -31,7 +31,10 @@ def parameter_groups(
         head_lr: multiple of ``lr`` for what stands on a pretrained backbone and begins at random.
 
     Example:
-        >>> optimizer = torch.optim.SGD(parameter_groups(net, lr=0.01, weight_decay=1e-4), momentum=0.9)
+        >>> import torch, malleable as mb
+        >>> net = mb.MalleableConv2d(8, 8, 3)
+        >>> groups = mb.parameter_groups(net, lr=0.01, weight_decay=1e-4)
+        >>> optimizer = torch.optim.SGD(groups, momentum=0.9)
     """
     groups: dict[str, dict[str, Any]] = {
         "decay": {"lr": lr, "weight_decay": weight_decay},

@@ -55,7 +55,10 @@ def summary(net: nn.Module) -> Summary:
     Rates are those of the image that :func:`malleable.models.convert` tried the network with.
 
     Example:
-        >>> print(summary(convert(timm.create_model("resnet18"))))
+        >>> import torch, malleable as mb
+        >>> net = torch.nn.Sequential(mb.MalleableConv2d(8, 8, 3))
+        >>> [(layer.name, layer.kernels) for layer in mb.summary(net).layers]
+        [('0', 3)]
     """
     networks = [module for module in net.modules() if isinstance(module, Converted)]
     rates = {

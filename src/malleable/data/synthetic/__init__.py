@@ -26,6 +26,12 @@ class SyntheticScenes(SampleDataset):
     All classes draw their colours from one distribution, so colour alone does not give the class. Sample ``index``
     depends on ``world``, ``size`` (height, width), ``seed`` and ``index`` only: take another seed for a test set.
     ``keep`` keeps what was rendered in memory, in each process that asks: 150 MB for 1,000 samples of 120 × 160.
+
+    Example:
+        >>> import malleable as mb
+        >>> sample = mb.data.SyntheticScenes("rooms", size=(48, 64))[0]
+        >>> sample.image.shape, sample.depth.shape, sample.label.shape
+        (torch.Size([3, 48, 64]), torch.Size([1, 48, 64]), torch.Size([48, 64]))
     """
 
     def __init__(
