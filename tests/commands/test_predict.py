@@ -87,6 +87,13 @@ def test_one_image_with_flags(run: Path, folder: Path, predict: Callable[..., in
         assert kept["classes"].tolist() == list(DATA.classes)
 
 
+def test_what_is_labelled_is_recorded_too(folder: Path, predict: Callable[..., int], tmp_path: Path) -> None:
+    pytest.importorskip("rerun")
+    assert predict(folder, "--split", "val", "--rerun", tmp_path / "out.rrd") == 0
+    assert (tmp_path / "out.rrd").read_bytes()[:3] == b"RRF"
+    assert len(list((tmp_path / "out" / "labels").iterdir())) == 3
+
+
 def test_the_unit_and_the_focal_length_matter(folder: Path, tmp_path: Path) -> None:
     image, depth = folder / "images" / f"{DATA.ids[0]}.png", folder / "depth" / f"{DATA.ids[0]}.png"
     (tmp_path / "a.png").write_bytes(image.read_bytes())

@@ -20,6 +20,7 @@ from malleable.data.sample import Sample
 from malleable.files import remove_partial, whole_file
 from malleable.inference.load import load_trained
 from malleable.inference.probabilities import probabilities as class_probabilities
+from malleable.inference.recording import recorded
 from malleable.layers import DepthConv2d
 from malleable.progress import parallel_map, with_progress
 from malleable.runs.scores import Protocol
@@ -116,6 +117,7 @@ def predict(
     window: tuple[int, int] | None = None,
     overlap: float = 1 / 3,
     probabilities: bool = False,
+    rerun: str | None = None,
     overwrite: bool = False,
     resume: bool = False,
     device: str = "auto",
@@ -142,6 +144,7 @@ def predict(
         window: height and width of a window that slides over the image instead of the whole image at once.
         overlap: the least share of a window that its neighbour sees too.
         probabilities: write probabilities/ too.
+        rerun: an .rrd file for camera, depth, colours and labels, to be looked at in 3-D with the Rerun viewer.
         overwrite: replace files that exist.
         resume: go on after an interruption: images whose files are all written and whole are left out.
         device: auto, cpu, cuda or cuda:N.
@@ -149,6 +152,8 @@ def predict(
     """
     if resume and overwrite:
         raise ValueError("resume keeps what is written, overwrite replaces it; leave one of them out")
+    if resume and rerun is not None:
+        raise ValueError("rerun records the images of one call, resume goes on with those of another; leave one out")
     depth_file, camera_file = (None if name is None else Path(name) for name in (depth, camera))
     for name, file in (("depth", depth_file), ("camera", camera_file)):
         if file is not None and not file.exists():
@@ -178,7 +183,8 @@ def predict(
         return class_probabilities(trained.net, sample, protocol)
 
     try:
-        failed = predict_items(left, answer, writer, workers)
+        with recorded(writer, rerun, trained.classes, trained.palette, overwrite) as write:
+            failed = predict_items(left, answer, write, workers)
     except KeyboardInterrupt:
         print("stopped; the same command with --resume goes on", file=sys.stderr)
         return 128 + signal.SIGINT
