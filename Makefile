@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup test test-without-compiler lint demo bench wheel docs
+.PHONY: help setup test test-without-compiler lint demo bench wheel docs notebooks
 help:
 	@echo "make demo   train four networks on synthetic rooms and compare them: ten minutes, or MINUTES=3"
 	@echo "make test   set up .venv if needed and run the tests, then some again without a compiler"
@@ -57,3 +57,7 @@ docs: setup
 
 wheel: setup
 	$(BIN)/python -m build
+
+notebooks: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	$(BIN)/jupytext --to ipynb examples/notebooks/*.py

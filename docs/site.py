@@ -15,7 +15,7 @@ from malleable import data, functional
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "pages"
-START = "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/*.md", "studies/*/README.md"
+START = "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/*.md", "*/*/README.md"
 REFERENCE = {"malleable": malleable, "functional": functional, "data": data}
 
 
