@@ -1,8 +1,7 @@
 """Convolutions that learn how far they see along the depth axis."""
 
 from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from malleable import functional
 from malleable.camera import Camera, to_metres
@@ -15,6 +14,8 @@ from malleable.models.summary import summary
 
 if TYPE_CHECKING:
     from malleable import data
+    from malleable.inference.load import load_trained as load
+    from malleable.training.loop import fit
 
 __version__ = "0.2.0"
 
@@ -29,16 +30,23 @@ __all__ = [
     "cost",
     "data",
     "deeplabv3plus",
+    "fit",
     "functional",
+    "load",
     "parameter_groups",
     "summary",
     "to_metres",
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
-    if name == "data":  # imported on first use: the layers need neither torchvision nor Pillow
+def __getattr__(name: str) -> Any:
+    # These are imported on first use: the layers need neither torchvision nor Pillow.
+    if name == "data":
         return import_module("malleable.data")
+    if name == "load":
+        return import_module("malleable.inference.load").load_trained
+    if name == "fit":
+        return import_module("malleable.training.loop").fit
     raise AttributeError(f"module 'malleable' has no attribute {name!r}")
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 DEPTH_UNITS = {"m": 1.0, "mm": 1e-3, "0.1mm": 1e-4, "1/5000m": 1 / 5000}
@@ -28,7 +29,7 @@ def metres_per_count(unit: str | float) -> float:
     return metres
 
 
-def to_metres(raw: Tensor, unit: str | float) -> Tensor:
+def to_metres(raw: Tensor | NDArray[Any], unit: str | float) -> Tensor:
     """Turn depth counts of any dtype into float32 metres. ``unit``: a name in ``DEPTH_UNITS`` or metres per count.
 
     Example:
@@ -36,7 +37,7 @@ def to_metres(raw: Tensor, unit: str | float) -> Tensor:
         >>> mb.to_metres(torch.tensor([0, 1500]), "mm")
         tensor([0.0000, 1.5000])
     """
-    return raw.to(torch.float32) * metres_per_count(unit)
+    return torch.as_tensor(raw).to(torch.float32) * metres_per_count(unit)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from helpers.toys import scenes, write_run
 from malleable import Camera, cli
@@ -22,6 +22,7 @@ from malleable.commands.predict import PredictionWriter, predict_items
 from malleable.data import FolderWriter, Sample
 from malleable.data.loose import Flags, Item, find_items
 from malleable.inference.load import load_trained
+from malleable.inference.prediction import label
 from malleable.inference.probabilities import probabilities
 
 DATA = scenes()
@@ -444,6 +445,13 @@ def test_equal_names_are_refused(folder: Path) -> None:
         find_items([str(folder), str(folder)], None, Flags())
 
 
+class Colours(nn.Module):
+    """Takes two of the colours for logits."""
+
+    def forward(self, image: Tensor, depth: Tensor, focal: Tensor) -> Tensor:
+        return image[:, :2]
+
+
 def peak(items: int, out: Path) -> int:
     """The most memory, in bytes, that labelling so many images of 48 kB took."""
 
@@ -452,11 +460,11 @@ def peak(items: int, out: Path) -> int:
         sample = torch.from_numpy(np.zeros((3, 64, 64), np.uint8))
         return Sample(sample, torch.from_numpy(np.ones((1, 64, 64), np.float32)), label, camera, str(index))
 
-    camera = Camera(60.0, 60.0, 31.5, 31.5, (64, 64))
-    writer = PredictionWriter(out, [(1, 2, 3), (4, 5, 6)])
+    camera, net = Camera(60.0, 60.0, 31.5, 31.5, (64, 64)), Colours()
+    writer = PredictionWriter(out, ["a", "b"])
     kept: list[Item] = [Item(str(index), lambda index=index: load(index)) for index in range(items)]  # type: ignore[misc]
     tracemalloc.start()
-    predict_items(kept, lambda sample: sample.depth.expand(2, -1, -1), writer, workers=2)
+    predict_items(kept, lambda sample: label(net, sample, [(1, 2, 3), (4, 5, 6)]), writer, workers=2)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return most

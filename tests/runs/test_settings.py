@@ -236,7 +236,7 @@ def test_lists_are_written_with_or_without_brackets(words: str, capsys: pytest.C
         ("--window 4 5 run a.png --out=x", {"window": "[4,5]", "out": "x"}, ["run", '["a.png"]']),
         ("run --config FILE a.png", {"out": "y"}, ["run", '["a.png"]']),
         ("run --config FILE --out x a.png", {"out": "x"}, ["run", '["a.png"]']),
-        ("--only x y --flip run a.png", {"only": "[x,y]", "flip": "true"}, ["run", '["a.png"]']),
+        ("--only x y --flip run a.png", {"only": '["x", "y"]', "flip": "true"}, ["run", '["a.png"]']),
         ("run --focal -5", {"focal": "-5"}, ["run"]),
         ("run --flip -- --odd.png", {"flip": "true"}, ["--", "run", '["--odd.png"]']),
         ("run", {}, ["run"]),

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from socket import gethostname
 from typing import Any
@@ -518,3 +519,21 @@ def test_synchronised_norms_keep_fused_activations() -> None:
     assert before
     assert list(after.state_dict()) == keys
     assert sum(type(module).__name__ == "SyncBatchNormAct" for module in after.modules()) == before
+
+
+def test_from_python_every_row_is_handed_to_a_callback(data: Path, tmp_path: Path) -> None:
+    rows: list[Mapping[str, float]] = []
+    settings = {
+        "model": {"backbone": "resnet10t", "pretrained": False, "stages": [2]},
+        "data": {"root": str(data), "crop": (32, 32), "workers": 0},
+        "train": {"steps": 2, "batch_size": 2, "log_every": 1},
+    }
+    mb.fit(settings, tmp_path / "run", callback=rows.append, accelerator="cpu")
+    assert rows == metrics(tmp_path / "run")
+    assert [row["step"] for row in rows] == [1, 2, 2]
+    assert "loss" in rows[0]
+    assert "val/miou" in rows[2]
+    with pytest.raises(ValueError, match="already holds a run"):
+        mb.fit(settings, tmp_path / "run", accelerator="cpu")
+    with pytest.raises(ValueError, match=r"unknown setting 'train.learning_rate', did you mean 'train.lr'"):
+        mb.fit({"train": {"learning_rate": 1}}, tmp_path / "other")

@@ -38,11 +38,12 @@ def evaluate(
     overwrite: bool = False,
     device: str = "auto",
     workers: int = 2,
+    trust: bool = False,
 ) -> None:
     """Measure mIoU, pixel accuracy, mean accuracy and the IoU of each class.
 
     Args:
-        checkpoint: a checkpoint, a run's folder, or a folder with model.safetensors and config.json.
+        checkpoint: a checkpoint, a run's folder, a folder with model.safetensors and config.json, or hf://owner/name.
         dataset: a folder with dataset.json, Cityscapes' tree, rooms or streets; the one it was trained on by default.
         split: of the data set; the one that training validated on by default.
         scales: for multi-scale scores, for example --scales 0.75 1 1.25; the camera is rescaled with the image.
@@ -58,9 +59,10 @@ def evaluate(
         overwrite: replace files that exist.
         device: auto, cpu, cuda or cuda:N.
         workers: threads that read samples ahead.
+        trust: import the package.module:factory that the checkpoint names as its network, and run it.
     """
     protocol = Protocol(scales, flip, window, overlap)
-    trained = load_trained(checkpoint, device)
+    trained = load_trained(checkpoint, device, trust)
     data = trained.config.data if trained.config is not None else None
     dataset = dataset or (data.root if data is not None else None)
     if dataset is None:

@@ -149,17 +149,24 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def export(checkpoint: str, file: str, format: Literal["onnx", "torch"] | None = None, overwrite: bool = False) -> None:
+def export(
+    checkpoint: str,
+    file: str,
+    format: Literal["onnx", "torch"] | None = None,
+    overwrite: bool = False,
+    trust: bool = False,
+) -> None:
     """Write a network for other programs, and compare it with PyTorch at two other sizes before it gets its name.
 
     It takes image (N, 3, H, W) uint8 RGB, depth (N, 1, H, W) float32 metres with 0 for invalid, and focal (N,) float32
     in pixels, for any N, H and W; it normalises the image itself. It returns logits (N, classes, H, W) float32.
 
     Args:
-        checkpoint: a checkpoint, a run's folder, or a folder with model.safetensors and config.json.
+        checkpoint: a checkpoint, a run's folder, a folder with model.safetensors and config.json, or hf://owner/name.
         file: to write, model.onnx or model.pt2.
         format: onnx, or torch for a torch.export program; by default what the file's name says.
         overwrite: replace the file if it exists.
+        trust: import the package.module:factory that the checkpoint names as its network, and run it.
     """
     path = Path(file)
     suffixes = {".onnx": "onnx", ".pt2": "torch"}
@@ -167,7 +174,7 @@ def export(checkpoint: str, file: str, format: Literal["onnx", "torch"] | None =
         raise ValueError(f"file must end in .onnx or .pt2, or --format must say what it is, got {file!r}")
     chosen = format or suffixes[path.suffix]
     check_free(path, overwrite)
-    net = load_trained(checkpoint).net
+    net = load_trained(checkpoint, "cpu", trust).net
     with showing(path.name):
         difference = write_onnx(net, path) if chosen == "onnx" else write_torch(net, path)
     if difference is None:

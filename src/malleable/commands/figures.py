@@ -7,7 +7,7 @@ from pathlib import Path
 
 from malleable.data.open import open_dataset
 from malleable.files import check_free, whole_path
-from malleable.inference.load import load_trained
+from malleable.inference.load import load_trained, locate
 
 FORMATS = ("png", "svg")
 
@@ -27,11 +27,12 @@ def figures(
     count: int = 50,
     formats: tuple[str, ...] = FORMATS,
     overwrite: bool = False,
+    trust: bool = False,
 ) -> None:
     """Draw what a trained network has learned and what it does, as PNG and SVG.
 
     Args:
-        checkpoint: a run's folder, a checkpoint, or a folder with model.safetensors and config.json.
+        checkpoint: a run's folder, a checkpoint, a folder with model.safetensors and config.json, or hf://owner/name.
         data: a folder with dataset.json, Cityscapes' tree, rooms or streets; the one it was trained on by default.
         split: of the data set; the one that training validated on by default.
         out: the folder to write to.
@@ -46,14 +47,17 @@ def figures(
         count: the number of samples over which the pixels of each kernel are counted.
         formats: png, svg or both.
         overwrite: replace files that exist.
+        trust: import the package.module:factory that the checkpoint names as its network, and run it.
     """
     from malleable.figures.history import curves  # matplotlib is imported only when something is drawn
     from malleable.figures.run import NAMES, Missing, Portrait
     from malleable.figures.style import save
 
     names, kinds = _checked("only", only, NAMES) or NAMES, _checked("formats", formats, FORMATS)
-    beside = None if baseline is None else load_trained(baseline)
-    portrait = Portrait(Path(checkpoint), None, beside, samples or None, layer, pixel, depth, focal, count, True)
+    beside = None if baseline is None else load_trained(baseline, "cpu", trust)
+    portrait = Portrait(
+        locate(checkpoint), None, beside, samples or None, layer, pixel, depth, focal, count, True, trust
+    )
     config = None
     try:
         config = portrait.trained.config

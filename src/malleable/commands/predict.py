@@ -9,19 +9,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
-from malleable.data.image_files import Array, write_png
+from malleable.data.image_files import write_png
 from malleable.data.loose import Flags, Item, find_items
-from malleable.data.palette import Colour
 from malleable.data.sample import Sample
 from malleable.files import remove_partial, whole_file
 from malleable.inference.load import load_trained
-from malleable.inference.probabilities import probabilities as class_probabilities
+from malleable.inference.prediction import Prediction, label
 from malleable.inference.recording import recorded
-from malleable.layers import DepthConv2d
+from malleable.models.summary import is_scale_free, sees_depth
 from malleable.progress import parallel_map, with_progress
 from malleable.runs.scores import Protocol
 
@@ -29,7 +26,10 @@ _KINDS = ("labels", "colour", "overlay")
 
 
 def predict_items(
-    items: Sequence[Item], answer: Callable[[Sample], Tensor], write: Callable[[Sample, Tensor], None], workers: int
+    items: Sequence[Item],
+    answer: Callable[[Sample], Prediction],
+    write: Callable[[Sample, Prediction], None],
+    workers: int,
 ) -> int:
     """Call ``write(sample, answer(sample))`` for every item; what cannot be read is reported and left out.
 
@@ -57,36 +57,32 @@ class PredictionWriter:
 
     Args:
         out: the folder; it is made when needed.
-        palette: a colour per class.
-        classes: for the probabilities' file.
+        classes: names for the probabilities' file; there are at most 256.
         keep: write ``probabilities/<id>.npz`` too: float16 ``probabilities`` (C, H, W) and ``classes`` (C,).
     """
 
-    def __init__(self, out: Path, palette: Sequence[Colour], classes: Sequence[str] = (), keep: bool = False) -> None:
-        if len(palette) > 256:
-            raise ValueError(f"label files hold at most 256 classes, the network has {len(palette)}")
+    def __init__(self, out: Path, classes: Sequence[str], keep: bool = False) -> None:
+        if len(classes) > 256:
+            raise ValueError(f"label files hold at most 256 classes, the network has {len(classes)}")
         self.out, self.classes, self.keep = out, tuple(classes), keep
-        self.palette = np.array(palette, np.uint8)
 
     def paths(self, id: str) -> dict[str, Path]:
         """Give the files of ``id`` by kind."""
         paths = {kind: self.out / kind / f"{id}.png" for kind in _KINDS}
         return {**paths, "probabilities": self.out / "probabilities" / f"{id}.npz"} if self.keep else paths
 
-    def __call__(self, sample: Sample, scores: Tensor) -> None:
-        """Write what ``scores`` (C, H, W) say about ``sample``."""
+    def __call__(self, sample: Sample, prediction: Prediction) -> None:
+        """Write what is predicted for ``sample``."""
         paths = self.paths(sample.id)
         for path in paths.values():
             path.parent.mkdir(parents=True, exist_ok=True)
-        labels: Array = scores.argmax(0).to(torch.uint8).cpu().numpy()
-        colour = self.palette[labels]
-        image = sample.image.as_subclass(Tensor).permute(1, 2, 0).numpy()
-        write_png(labels, paths["labels"])
-        write_png(colour, paths["colour"])
-        write_png(((image.astype(np.uint16) + colour) // 2).astype(np.uint8), paths["overlay"])
+        write_png(prediction.labels.astype(np.uint8), paths["labels"])
+        write_png(prediction.colour, paths["colour"])
+        write_png(np.array(prediction.overlay()), paths["overlay"])
         if self.keep:
             with whole_file(paths["probabilities"]) as file:
-                np.savez_compressed(file, probabilities=scores.half().cpu().numpy(), classes=np.array(self.classes))
+                likely = prediction.probabilities.astype(np.float16)
+                np.savez_compressed(file, probabilities=likely, classes=np.array(self.classes))
 
 
 def _is_whole(path: Path) -> bool:
@@ -122,6 +118,7 @@ def predict(
     resume: bool = False,
     device: str = "auto",
     workers: int = 2,
+    trust: bool = False,
 ) -> int:
     """Label images. The exit code is 1 if any could not be read; the others are done all the same.
 
@@ -129,12 +126,13 @@ def predict(
     those of the flags, else of cameras/x.json and dataset.json.
 
     Args:
-        checkpoint: a checkpoint, a run's folder, or a folder with model.safetensors and config.json.
+        checkpoint: a checkpoint, a run's folder, a folder with model.safetensors and config.json, or hf://owner/name.
         inputs: images, folders of images, or one data set if there is a split.
         out: the folder for labels/, colour/ and overlay/.
         split: of the data set.
         depth: the 16-bit PNG or .npy of the one image, or the folder with one of the same name for each image.
-        unit: of depth files: mm, m, 0.1mm, 1/5000m, or metres per count; that of .npy is m unless said here.
+        unit: of depth files: mm, m, 0.1mm, 1/5000m, or metres per count; that of .npy is m unless said here. A network
+            that sees depth relative to itself needs none.
         camera: JSON file with width, height, fx, fy, cx, cy.
         focal: focal length in pixels, for fx and fy.
         fx: focal length in pixels.
@@ -149,6 +147,7 @@ def predict(
         resume: go on after an interruption: images whose files are all written and whole are left out.
         device: auto, cpu, cuda or cuda:N.
         workers: threads that read images ahead.
+        trust: import the package.module:factory that the checkpoint names as its network, and run it.
     """
     if resume and overwrite:
         raise ValueError("resume keeps what is written, overwrite replaces it; leave one of them out")
@@ -159,9 +158,13 @@ def predict(
         if file is not None and not file.exists():
             raise FileNotFoundError(f"{name}: there is no {file}")
     protocol = Protocol(scales, flip, window, overlap)
-    items = find_items(inputs, split, Flags(depth_file, unit, camera_file, focal, fx, fy))
-    trained = load_trained(checkpoint, device)
-    writer = PredictionWriter(Path(out), trained.palette, trained.classes, probabilities)
+    trained = load_trained(checkpoint, device, trust)
+    items = find_items(
+        inputs, split, Flags(depth_file, unit, camera_file, focal, fx, fy, scale_free=is_scale_free(trained.net))
+    )
+    if is_scale_free(trained.net) and any(item.unitless for item in items):
+        print("note: nobody says the unit of depth; this network needs none, the scale of depth cancels out of it")
+    writer = PredictionWriter(Path(out), trained.classes, probabilities)
     taken = [path for item in items for path in writer.paths(item.id).values() if path.exists()]
     if taken and not (overwrite or resume):
         raise FileExistsError(
@@ -171,16 +174,15 @@ def predict(
     if resume:
         remove_partial(writer.out)
         left = [item for item in items if not all(map(_is_whole, writer.paths(item.id).values()))]
-    sees_depth = any(isinstance(module, DepthConv2d) for module in trained.net.modules())
-    blind = 0
+    looks, blind = sees_depth(trained.net), 0
 
-    def answer(sample: Sample) -> Tensor:
+    def answer(sample: Sample) -> Prediction:
         nonlocal blind
-        if sees_depth and not (sample.depth > 0).any():
+        if looks and not (sample.depth > 0).any():
             if not blind:
                 print(f"warning: {sample.id} has no depth, so the network sees colours only", file=sys.stderr)
             blind += 1
-        return class_probabilities(trained.net, sample, protocol)
+        return label(trained.net, sample, trained.palette, protocol)
 
     try:
         with recorded(writer, rerun, trained.classes, trained.palette, overwrite) as write:

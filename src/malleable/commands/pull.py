@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shutil import copyfile
 
-from malleable.inference.load import CONFIG, WEIGHTS, load_trained
-from malleable.inference.share import HUB, check_folder, share
+from malleable.inference.load import FILES, HUB, WEIGHTS, load_trained, locate
+from malleable.inference.share import check_folder, files_into
 
 
-def pull(source: str, out: str, revision: str | None = None, overwrite: bool = False) -> None:
-    """Get a network that was pushed, and see that it loads. Nothing in it is executed.
+def pull(source: str, out: str, revision: str | None = None, overwrite: bool = False, trust: bool = False) -> None:
+    """Download a network that was pushed, and see that it loads. Nothing in it is executed.
+
+    Every command takes hf://owner/name where it takes a checkpoint; this is for a copy of one's own.
 
     Args:
         source: hf://owner/name, a repository on the Hugging Face hub, or a folder.
         out: the folder to write, which every command takes as a checkpoint.
         revision: a branch, tag or commit of the repository.
         overwrite: replace files that the folder holds.
+        trust: import the package.module:factory that the network names, and run it, to see that it loads.
     """
     check_folder(Path(out), overwrite)
-    folder = source
-    if source.startswith(HUB):
-        from huggingface_hub import snapshot_download
-
-        folder = snapshot_download(source.removeprefix(HUB), revision=revision, allow_patterns=[WEIGHTS, CONFIG])
-    elif not Path(source).is_dir():
+    if not source.startswith(HUB) and not Path(source).is_dir():
         raise FileNotFoundError(f"there is no folder {source}; a repository on the hub is written hf://owner/name")
-    if not (Path(folder) / WEIGHTS).is_file():
+    folder = locate(source, revision)
+    if not (folder / WEIGHTS).is_file():
         raise ValueError(f"{source} has no {WEIGHTS}; files of other formats are not taken, they could run code")
-    share(load_trained(folder), Path(out), overwrite)
+    load_trained(folder, "cpu", trust)
+    with files_into(Path(out), overwrite) as temporary:
+        for name in FILES:
+            if (folder / name).is_file():
+                copyfile(folder / name, temporary / name)
     print(f"{out} is ready; use it wherever a command takes a checkpoint")

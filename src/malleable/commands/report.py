@@ -9,7 +9,9 @@ from malleable.reports.outcome import grouped, read_run
 from malleable.reports.report import write_page
 
 
-def report(runs: list[str], out: str = "report.html", title: str = "Report", overwrite: bool = False) -> None:
+def report(
+    runs: list[str], out: str = "report.html", title: str = "Report", overwrite: bool = False, trust: bool = False
+) -> None:
     """Show runs beside each other in one HTML file that needs no network.
 
     Runs that learn alike but for their seed are shown as one, with mean and standard deviation.
@@ -20,11 +22,12 @@ def report(runs: list[str], out: str = "report.html", title: str = "Report", ove
         out: the HTML file to write.
         title: what stands at the top of the page.
         overwrite: replace a file that exists.
+        trust: import the package.module:factory that a run names as its network, and run it.
     """
     path = Path(out)
     check_free(path, overwrite)
     folders: dict[Path, Path] = {}
     for folder in map(Path, runs):
         folders.setdefault(folder.resolve(), folder)
-    write_page(grouped(map(read_run, folders.values())), path, title)
+    write_page(grouped(read_run(folder, trust=trust) for folder in folders.values()), path, title)
     print(f"{path} shows {len(folders)} {'run' if len(folders) == 1 else 'runs'}")

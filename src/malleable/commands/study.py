@@ -35,6 +35,7 @@ def study(
     only: str | None = None,
     launcher: str | None = None,
     collect: bool = False,
+    trust: bool = False,
 ) -> int:
     """Train each row of a study with each seed. What is finished is not trained again, what was stopped goes on.
 
@@ -47,6 +48,7 @@ def study(
         only: i/n takes the i-th of n parts of the runs, for as many processes or machines.
         launcher: the command that starts a run, for example "srun --gpus=1" or "sbatch --gpus=1".
         collect: start no run, only gather what finished ones reached; the report follows when all are done.
+        trust: for the report, import the package.module:factory that a checkpoint names as its network, and run it.
     """
     if collect and only is not None:
         raise UsageError(f"collect gathers all runs, so only={only} has no meaning beside it; leave one out")
@@ -86,7 +88,7 @@ def study(
         names = "; ".join(map(str, missing))
         print(f"{len(missing)} of {len(plan.runs)} runs have no result yet: {names}", file=sys.stderr)
     else:
-        write_page(plan, folder, page)
+        write_page(plan, folder, page, trust)
     return 1 if failed else 0
 
 
@@ -183,7 +185,7 @@ def finished(run: PlannedRun, folder: Path) -> Run | None:
     return found if found.finished else None
 
 
-def write_page(plan: Plan, folder: Path, page: Path) -> None:
+def write_page(plan: Plan, folder: Path, page: Path, trust: bool) -> None:
     """Write the report if the folders of all runs are here."""
     gone = [str(run) for run in plan.runs if not (folder / run.folder / SETTINGS).is_file()]
     if gone:
@@ -191,5 +193,5 @@ def write_page(plan: Plan, folder: Path, page: Path) -> None:
         return
     groups = {row: [folder / run.folder for run in plan.runs if run.row == row] for row in plan.rows}
     page.parent.mkdir(parents=True, exist_ok=True)
-    write_report(groups, page, plan.title, plan.intro)
+    write_report(groups, page, plan.title, plan.intro, trust)
     print(f"To see the report, open {page.resolve().as_uri()} in a browser")

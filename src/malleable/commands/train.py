@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
-from pathlib import Path
 from typing import Literal
 
+import torch
+
 from malleable.runs.config import Config, DataConfig, ModelConfig, TrainConfig
-from malleable.runs.folder import RunFolder
-from malleable.training.distributed import Stopped, launch
+from malleable.training.distributed import Stopped
 from malleable.training.loop import fit
 
 _DEFAULTS = Config()
@@ -37,13 +37,11 @@ def train(
         devices: on each machine; auto takes all GPUs, or one CPU process. torchrun and SLURM overrule it.
         nodes: machines. torchrun and SLURM overrule it.
     """
-    config = Config(model, data, train)
-    fabric = launch(accelerator, devices, nodes, train.precision)
     try:
-        with RunFolder(Path(out), fabric) as folder:
-            fit(fabric, config, folder, resume == "auto")
+        config = Config(model, data, train)
+        fit(config, out, resume=resume == "auto", accelerator=accelerator, devices=devices, nodes=nodes)
     except Stopped as stopped:
-        if fabric.is_global_zero:
+        if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
             print(stopped, file=sys.stderr)
         return 128 + stopped.number
     except KeyboardInterrupt as stopped:

@@ -180,15 +180,18 @@ def read_camera(path: Path) -> Camera:
         return Camera.from_dict(entries)
 
 
-def read_depth(path: Path, size: tuple[int, ...], metres_per_count: float, invalid: int = 0) -> Tensor:
+def read_depth(path: Path, size: tuple[int, ...], metres_per_count: float | None, invalid: int = 0) -> Tensor:
     """Read depth (H, W) in float32 metres, 0 where the file says ``invalid``. ``size`` is that of its image.
 
-    The file is a 16-bit PNG, or a ``.npy`` of floating point numbers, of which "one count" is 1.
+    The file is a 16-bit PNG, or a ``.npy`` of floating point numbers, of which "one count" is 1. With None for
+    ``metres_per_count`` the depths are in a unit that nobody knows.
     """
     counts = read_metres(path) if path.suffix.lower() == ".npy" else read_counts(path)
     _require_size(path, tuple(counts.shape), size)
-    depth = to_metres(counts, metres_per_count)
+    depth = to_metres(counts, metres_per_count or 1.0)
     depth[counts == invalid] = 0
+    if metres_per_count is None:
+        return depth
     seen = depth[::4, ::4]
     seen = seen[seen > 0]
     median = float(seen.median()) if len(seen) else 1.0

@@ -29,10 +29,11 @@ _DEPTH_SUFFIXES = (".png", ".npy", ".jpg", ".jpeg")
 
 @dataclass(frozen=True)
 class Item:
-    """Loads one image when asked to. ``id`` names what is written for it."""
+    """Loads one image when asked to. ``id`` names what is written for it; nobody says the unit of a unitless depth."""
 
     id: str
     load: Callable[[], Sample]
+    unitless: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Flags:
     focal: float | None = None
     fx: float | None = None
     fy: float | None = None
+    scale_free: bool = False  # any unit will do
 
     def camera_of(self, size: tuple[int, int], known: Camera | None) -> Camera | None:
         """Give the camera of an image of ``size``: ``known``, but for what the flags say; None if nobody knows."""
@@ -61,7 +63,7 @@ class Flags:
             fx, fy = fy if fx is None else fx, fx if fy is None else fy
             if fx is None or fy is None:
                 return None
-            return _centered(fx, fy, size)
+            return centered(fx, fy, size)
         return replace(known, fx=known.fx if fx is None else fx, fy=known.fy if fy is None else fy)
 
 
@@ -72,7 +74,7 @@ def find_items(inputs: Sequence[str], split: str | None, flags: Flags) -> list[I
     if flags.unit is not None:
         metres_per_count(flags.unit)
     if split is not None:
-        if len(inputs) > 1 or flags != Flags():
+        if len(inputs) > 1 or replace(flags, scale_free=False) != Flags():
             raise ValueError("split takes one data set, and the data set says its depth unit and camera itself")
         data = open_dataset(inputs[0], split, strict=False)
         if isinstance(data, FolderDataset):
@@ -89,7 +91,7 @@ def find_items(inputs: Sequence[str], split: str | None, flags: Flags) -> list[I
     return items
 
 
-def _centered(fx: float, fy: float, size: tuple[int, int]) -> Camera:
+def centered(fx: float, fy: float, size: tuple[int, int]) -> Camera:
     """Make a camera that looks through the middle of the image."""
     return Camera(fx, fy, (size[1] - 1) / 2, (size[0] - 1) / 2, size)
 
@@ -115,7 +117,8 @@ def _items(path: Path, flags: Flags) -> Iterator[Item]:
         beside = _existing(root / "depth" / id if layout else file.with_name(file.stem + _BESIDE))
         if flags.depth is not None:
             beside = _existing(flags.depth / id) if flags.depth.is_dir() else flags.depth
-        yield Item(id, partial(_read, file, beside, root / "cameras" / f"{id}.json", id, flags, description))
+        load = partial(_read, file, beside, root / "cameras" / f"{id}.json", id, flags, description)
+        yield Item(id, load, not flags.unit and description is None and os.path.exists(beside))
 
 
 def _existing(stem: Path) -> Path:
@@ -135,7 +138,7 @@ def _read(image: Path, depth: Path, camera: Path, id: str, flags: Flags, descrip
         if found is None:
             raise ValueError(f"{image} has depth but no camera; add --focal PIXELS, --camera FILE, or dataset.json")
         metres = _depth(depth, size, flags, description)
-    found = found or _centered(size[1], size[1], size)  # of no effect without depth
+    found = found or centered(size[1], size[1], size)  # of no effect without depth
     return Sample(pixels, metres[None], torch.full(size, IGNORE), found, id)
 
 
@@ -143,9 +146,12 @@ def _depth(path: Path, size: tuple[int, int], flags: Flags, description: Descrip
     suffix = path.suffix.lower()
     if suffix not in _DEPTH_SUFFIXES:
         raise ValueError(f"{path} is no depth file; save depth as a 16-bit grey PNG or, in metres, as .npy")
+    invalid = 0
     if suffix == ".npy":
-        return read_depth(path, size, metres_per_count(flags.unit or 1.0))
-    unit = flags.unit or (description.metres_per_count if description else None)
-    if unit is None:
+        unit: str | float | None = flags.unit or (None if flags.scale_free else 1.0)
+    else:
+        unit = flags.unit or (description.metres_per_count if description else None)
+        invalid = description.invalid_depth if description else 0
+    if unit is None and not flags.scale_free:
         raise ValueError(f"{path} has no unit; add --unit mm (or m, 0.1mm, 1/5000m, or metres per count)")
-    return read_depth(path, size, metres_per_count(unit), description.invalid_depth if description else 0)
+    return read_depth(path, size, None if unit is None else metres_per_count(unit), invalid)

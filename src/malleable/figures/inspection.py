@@ -18,18 +18,22 @@ from malleable.figures.pictures import Neighbours
 from malleable.figures.style import Array
 from malleable.geometry import Geometry, grid_unit
 from malleable.layers import Conv25d, DepthAwareConv2d, DepthConv2d, MalleableConv2d
-from malleable.models import DeepLabV3Plus
-from malleable.models.convert import Placed
+from malleable.models.convert import Converted, Placed
 from malleable.ops import depth_conv2d
 
 
 @dataclass(frozen=True)
 class Seeing(Placed):
-    """Holds a placed layer together with its place, which is known."""
+    """Holds a placed layer together with its place, which is known; a stage without a name has that of its layer."""
 
     stage: str
     rate: int
     layer: DepthConv2d
+
+    @property
+    def title(self) -> str:
+        """Name stage and layer."""
+        return self.name if self.stage == self.name else f"{self.stage}, {self.name}"
 
     @property
     def centers(self) -> Array:
@@ -39,14 +43,20 @@ class Seeing(Placed):
         return np.arange(self.layer.kernels) - (self.layer.kernels - 1) / 2
 
 
-def seeing_layers(net: DeepLabV3Plus) -> list[Seeing]:
-    """List the depth-seeing layers of ``net`` from res2 to res5; none for an RGB baseline."""
-    found = (
-        Seeing(placed.name, placed.stage, int(placed.rate), layer)
-        for placed, layer in zip(net.backbone.placed, net.backbone.layers().values(), strict=True)
-        if placed.stage is not None and placed.rate is not None
-    )
-    return sorted(found, key=lambda seeing: seeing.stage)
+def seeing_layers(net: nn.Module) -> list[Seeing]:
+    """List the depth-seeing layers of ``net`` whose rate is known, from res2 to res5 or else in the order they stand.
+
+    There are none in an RGB baseline.
+    """
+    found = [
+        Seeing(placed.name, placed.stage or placed.name, int(placed.rate), layer)
+        for converted in net.modules()
+        if isinstance(converted, Converted)
+        for placed, layer in zip(converted.placed, converted.layers().values(), strict=True)
+        if placed.rate is not None and placed.rate == int(placed.rate)
+    ]
+    named = any(seeing.stage != seeing.name for seeing in found)
+    return sorted(found, key=lambda seeing: seeing.stage) if named else found
 
 
 @torch.no_grad()

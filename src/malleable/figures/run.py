@@ -24,6 +24,8 @@ from malleable.figures.style import Array
 from malleable.inference.load import Trained, load_trained
 from malleable.inference.probabilities import probabilities
 from malleable.layers import MalleableConv2d
+from malleable.models import DeepLabV3Plus
+from malleable.models.foreign import Unavailable
 from malleable.progress import parallel_map, with_progress
 from malleable.runs.log import METRICS
 
@@ -42,25 +44,29 @@ class Missing(ValueError):
     """Says why a run cannot have a figure."""
 
 
-def run_figures(run: Path, dataset: SampleDataset | None = None, baseline: Path | None = None) -> dict[str, Figure]:
+def run_figures(
+    run: Path, dataset: SampleDataset | None = None, baseline: Path | None = None, trust: bool = False
+) -> dict[str, Figure]:
     """Draw the figures of one run, by name in the order to show them; those it cannot have are not there.
 
     ``run`` is a folder, or anything else that ``load_trained`` takes. It is drawn on ``dataset``, by default the one it
-    validated on, beside the results of ``baseline``, another run.
+    validated on, beside the results of ``baseline``, another run. ``trust`` is as for ``load_trained``.
     """
-    portrait = Portrait(run, dataset)
+    portrait = Portrait(run, dataset, trust=trust)
     if baseline is not None:
-        with suppress(FileNotFoundError):
-            portrait.baseline = load_trained(baseline)
+        with suppress(FileNotFoundError, Unavailable):
+            portrait.baseline = load_trained(baseline, "cpu", trust)
     return {name: figure for name, figure in portrait.figures(NAMES) if not isinstance(figure, Missing)}
 
 
-def comparison_figures(runs: Mapping[str, Path], dataset: SampleDataset | None = None) -> dict[str, Figure]:
+def comparison_figures(
+    runs: Mapping[str, Path], dataset: SampleDataset | None = None, trust: bool = False
+) -> dict[str, Figure]:
     """Draw the figures of several runs, by the name to show, beside each other; those they cannot have are not there.
 
     They are drawn on ``dataset``, by default the one that the last run validated on.
     """
-    portraits = {name: Portrait(run, dataset) for name, run in runs.items()}
+    portraits = {name: Portrait(run, dataset, trust=trust) for name, run in runs.items()}
     drawn = {}
     measured = {name: curves(portrait.folder) for name, portrait in portraits.items()}
     if any(measured.values()):
@@ -102,6 +108,7 @@ class Portrait:
         numbers: of the samples for pictures. Feature maps show two, neighbours one.
         layer, pixel, depth, focal, count: as ``malleable figures --help`` explains them.
         progress: show how far counting has come.
+        trust: as for ``load_trained``.
     """
 
     run: Path
@@ -114,6 +121,7 @@ class Portrait:
     focal: float | None = None
     count: int = 50
     progress: bool = False
+    trust: bool = False
 
     def figures(self, names: Sequence[str]) -> Iterator[tuple[str, Figure | Missing]]:
         """Draw each of ``names``, or say why there is none."""
@@ -143,8 +151,8 @@ class Portrait:
     @cached_property
     def trained(self) -> Trained:
         try:
-            return load_trained(self.run)
-        except FileNotFoundError as error:
+            return load_trained(self.run, "cpu", self.trust)
+        except (FileNotFoundError, Unavailable) as error:
             raise Missing(str(error)) from error
 
     @cached_property
@@ -185,7 +193,7 @@ class Portrait:
         """Find the layer to look into."""
         found = [seeing for seeing in self.layers if self.layer in (None, seeing.stage, seeing.name)]
         if not found:
-            names = ", ".join(f"{seeing.stage} ({seeing.name})" for seeing in self.layers)
+            names = "; ".join(seeing.title for seeing in self.layers)
             raise ValueError(f"layer must be one of {names}, got {self.layer!r}")
         return found[0]
 
@@ -240,7 +248,7 @@ class Portrait:
         parts = [inspection.contributions(self.trained.net, seeing.layer, sample) for sample in samples]
         channels = inspection.telling_channels(parts[0].sum(0))
         images, chosen = [_arrays(sample)[0] for sample in samples], [part[:, channels] for part in parts]
-        return pictures.feature_maps(images, chosen, seeing.centers, channels, f"{seeing.stage}, {seeing.name}")
+        return pictures.feature_maps(images, chosen, seeing.centers, channels, seeing.title)
 
     def qualitative(self) -> Figure:
         nets = {} if self.baseline is None else {"baseline": self.baseline}
@@ -263,10 +271,12 @@ class Portrait:
     def neighbours(self) -> Figure:
         sample, seeing = self.samples[0], self.chosen
         found, (image, depth, _) = inspection.neighbours(seeing, sample, self.pixel), _arrays(sample)
-        return pictures.neighbours(image, depth, found, seeing.centers, f"{seeing.stage}, {seeing.name}")
+        return pictures.neighbours(image, depth, found, seeing.centers, seeing.title)
 
     def network(self) -> Figure:
         net = self.trained.net
+        if not isinstance(net, DeepLabV3Plus):
+            raise Missing(f"the drawing is one of DeepLabv3+, and the network is {net.settings['network']}")
         features: Any = net.backbone.model
         replaced = {
             seeing.stage: (

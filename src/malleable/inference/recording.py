@@ -13,8 +13,9 @@ from torch import Tensor
 from malleable.data.palette import Colour
 from malleable.data.sample import Sample
 from malleable.files import whole_path
+from malleable.inference.prediction import Prediction
 
-Write = Callable[[Sample, Tensor], None]
+Write = Callable[[Sample, Prediction], None]
 
 
 @contextmanager
@@ -44,12 +45,11 @@ def recorded(
         legend = [(index, *about) for index, about in enumerate(zip(classes, palette, strict=True))]
         stream.log("world", rerun.AnnotationContext(legend), static=True)
 
-        def both(sample: Sample, scores: Tensor) -> None:
-            write(sample, scores)
+        def both(sample: Sample, prediction: Prediction) -> None:
+            write(sample, prediction)
             stream.set_time("image", sequence=next(steps))
-            image = sample.image.as_subclass(Tensor).permute(1, 2, 0).numpy()
             depth = sample.depth.as_subclass(Tensor)[0]
-            labels = scores.argmax(0).cpu().numpy().astype(np.uint8)
+            image, labels = prediction.image, prediction.labels.astype(np.uint8)
             height, width = sample.camera.size
             lens = {"focal_length": [sample.camera.fx, sample.camera.fy]}
             lens |= {"principal_point": [sample.camera.cx + 0.5, sample.camera.cy + 0.5]}  # the corner is 0 there

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from malleable.inference.load import CONFIG, WEIGHTS, Trained
-
-HUB = "hf://"
-CARD = "README.md"
-FILES = (WEIGHTS, CONFIG, CARD)
-"""Nothing else is ever shared."""
+from malleable.inference.load import CARD, CONFIG, FILES, WEIGHTS, Trained
 
 _CARD = """---
 library_name: malleable
@@ -23,28 +20,34 @@ tags: [rgb-d, semantic-segmentation]
 
 # RGB-D scene parsing with malleable
 
-DeepLabv3+ for {count} classes: {classes}.{learned}
+{network} for {count} classes: {classes}.{learned}
 
 | setting | value |
 |---|---|
 {settings}
 
 ```sh
-malleable pull hf://OWNER/NAME model
-malleable predict model image.png --depth depth.png --unit mm --focal 525 --out labels
+malleable predict hf://OWNER/NAME image.png --depth depth.png --unit mm --focal 525 --out labels
 ```
 """
 
 
 def share(trained: Trained, folder: Path, overwrite: bool = False) -> None:
     """Write a network's files into ``folder``, all of them or none."""
+    with files_into(folder, overwrite) as temporary:
+        _write(trained, temporary)
+
+
+@contextmanager
+def files_into(folder: Path, overwrite: bool) -> Iterator[Path]:
+    """Give a folder to write a network's files to; they move to ``folder`` once all are there."""
     check_folder(folder, overwrite)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent) as temporary:
-        _write(trained, Path(temporary))
+        yield Path(temporary)
         folder.mkdir(exist_ok=True)
-        for name in FILES:
-            (Path(temporary) / name).replace(folder / name)
+        for file in Path(temporary).iterdir():
+            file.replace(folder / file.name)
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:
@@ -65,6 +68,7 @@ def _write(trained: Trained, folder: Path) -> None:
         "palette": json.dumps([list(colour) for colour in trained.palette]),
         "dataset": json.dumps(trained.dataset),
         "step": json.dumps(trained.step),
+        **({} if trained.scores is None else {"scores": json.dumps(trained.scores.to_dict())}),
     }
     save_model(trained.net, str(folder / WEIGHTS), metadata=about)
     (folder / CONFIG).write_text(json.dumps(trained.net.settings, indent=2, sort_keys=True) + "\n")
@@ -77,7 +81,10 @@ def card(trained: Trained) -> str:
     learned = f" It was trained on {_literal(trained.dataset)}" if trained.dataset else ""
     learned += f" for {trained.step} steps." if learned and trained.step is not None else "." if learned else ""
     classes = ", ".join(map(_literal, trained.classes))
-    return _CARD.format(count=len(trained.classes), classes=classes, learned=learned, settings="\n".join(settings))
+    network = _literal(trained.net.settings.get("network", "DeepLabv3+"))
+    return _CARD.format(
+        network=network, count=len(trained.classes), classes=classes, learned=learned, settings="\n".join(settings)
+    )
 
 
 def _literal(value: object) -> str:

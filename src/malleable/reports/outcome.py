@@ -17,6 +17,7 @@ import torch
 from malleable.data.open import open_dataset
 from malleable.data.sample import SampleDataset
 from malleable.models.cost import Cost, measure
+from malleable.models.foreign import DEEPLAB, Unavailable
 from malleable.runs.config import Config, ModelConfig, build_network
 from malleable.runs.folder import SETTINGS, essence, read_config
 from malleable.runs.log import ReceptiveField, read_log, validations
@@ -33,6 +34,7 @@ class Run:
         curve: the mIoU of all validations by step.
         receptive_fields: those of the step that ``scores`` are of, by layer.
         dataset: its validation split, or a sentence that says why it cannot be opened here.
+        trust: a factory of one's own that it names as its network may be imported.
     """
 
     folder: Path
@@ -43,6 +45,7 @@ class Run:
     receptive_fields: Mapping[str, ReceptiveField] = field(default_factory=dict)
     images_per_second: float | None = None
     dataset: SampleDataset | str = "it was not opened"
+    trust: bool = False
 
     @property
     def command(self) -> str:
@@ -59,14 +62,17 @@ class Run:
 
     @property
     def cost(self) -> Cost | None:
-        """Count what one image of the size that training crops costs; None if the number of classes is not known."""
+        """Count what one image of the size that training crops costs.
+
+        None if the number of classes is not known, or the network cannot be built here.
+        """
         if not isinstance(self.dataset, str):
             classes = len(self.dataset.classes)
         elif self.scores is not None and self.scores.source == RESULTS:
             classes = len(self.scores.iou)
         else:
             return None
-        return _cost(self.config.model, classes, self.config.data.crop)
+        return _cost(self.config.model, classes, self.config.data.crop, self.trust)
 
     def to_dict(self) -> dict[str, Any]:
         """Give what the results.json of a study holds of a run that has scores."""
@@ -116,7 +122,7 @@ def read_training(folder: Path, config: Config) -> Run:
     )
 
 
-def read_run(folder: Path, evaluated: bool = True) -> Run:
+def read_run(folder: Path, evaluated: bool = True, trust: bool = False) -> Run:
     """Read a run from its folder, finished or not. Nothing in its files is executed.
 
     Its scores are those of results.json if ``evaluated`` and no later step was validated, else of the last validation.
@@ -136,7 +142,7 @@ def read_run(folder: Path, evaluated: bool = True) -> Run:
         later = scores is not None and results.step is not None and (scores.step or 0) > results.step
         scores = scores if later else results
     step = max(run.step, (scores.step or 0) if scores is not None else 0)
-    return replace(run, scores=scores, step=step, dataset=dataset)
+    return replace(run, scores=scores, step=step, dataset=dataset, trust=trust)
 
 
 def _stress(folder: Path, step: int) -> Mapping[str, float]:
@@ -187,7 +193,10 @@ def method_name(model: ModelConfig) -> str:
 
 
 @cache
-def _cost(model: ModelConfig, classes: int, size: tuple[int, int]) -> Cost:
-    with torch.device("meta"):
-        net = build_network(model, classes, pretrained=False)
+def _cost(model: ModelConfig, classes: int, size: tuple[int, int], trust: bool) -> Cost | None:
+    try:
+        with torch.device("meta" if model.network == DEEPLAB else "cpu"):  # some read numbers from tensors they make
+            net = build_network(model, classes, pretrained=False, trust=trust)
+    except Unavailable:
+        return None
     return measure(net, size)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from malleable.models.foreign import DEEPLAB
 from malleable.runs.config import Config, ModelConfig
 
 _BACKBONES = {"resnet50s": "ResNet-50", "resnet101s": "ResNet-101"}
@@ -71,6 +72,8 @@ def paper_row(config: Config, several_scales: bool = False) -> PaperRow | None:
     The kind of data is told from the name of its folder. Backbone, image size and training may differ: the row's label
     says what the paper had. A row of the same backbone goes before others, then one measured on as many scales.
     """
+    if config.model.network != DEEPLAB:
+        return None
     name = Path(config.data.root).name.lower()
     data = "NYUDv2" if name.startswith("nyu") else "Cityscapes" if name.startswith("cityscapes") else None
     found = [row for row in ROWS if row.data == data and _method(row.model) == _method(config.model)]

@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from malleable.models.backbone import require_backbone
-from malleable.runs.config import Config
-from malleable.runs.settings import UsageError, explained, merged, read_settings, require_known
+from malleable.models.foreign import DEEPLAB, require_network
+from malleable.runs.config import Config, parse_config
+from malleable.runs.settings import UsageError, checked, merged, read_settings
 
 
 @dataclass(frozen=True)
@@ -126,20 +127,16 @@ def _checked_seeds(where: str, seeds: Any) -> tuple[int, ...]:
 
 
 def _parse(where: str, kind: Any, values: Mapping[str, Any]) -> Any:
-    """Check ``values`` against the types of the dataclass ``kind``, as the command line does."""
-    from jsonargparse import ArgumentError, ArgumentParser
-
-    types = get_type_hints(kind)
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(kind)
+    """Make a ``kind`` of ``values``, as the command line does."""
     try:
-        require_known(values, types)
-        parsed = parser.parse_object(dict(values)).as_dict()
         if kind is not Config:
-            return kind(**parsed)
-        require_backbone(parsed["model"]["backbone"])  # now, not when the row's turn comes
-        return Config.from_dict(parsed)
-    except ArgumentError as error:
-        raise UsageError(f"{where}: {explained(error, types)}") from error
+            return kind(**checked(kind, values))
+        config = parse_config(values)
+        model = config.model  # looked at now, not when the row's turn comes
+        if model.network == DEEPLAB:
+            require_backbone(model.backbone)
+        else:
+            require_network(model.network, model.options)
+        return config
     except ValueError as error:
         raise UsageError(f"{where}: {error}") from error

@@ -46,14 +46,17 @@ class Picture(NamedTuple):
     height: int
 
 
-def write_report(groups: Mapping[str, Sequence[Path]], out: Path, title: str, intro: str = "") -> None:
+def write_report(
+    groups: Mapping[str, Sequence[Path]], out: Path, title: str, intro: str = "", trust: bool = False
+) -> None:
     """Write the report of ``groups``: shown name → its runs' folders, several of them if they are seeds of one method.
 
     Scores are those of the last validation of training, however a run was evaluated afterwards. The first group
-    without depth, or the first of all, is what the others are compared with. ``out`` is replaced if it exists.
+    without depth, or the first of all, is what the others are compared with. ``out`` is replaced if it exists. With
+    ``trust`` factories of one's own that checkpoints name are imported.
     """
-    write_page({name: [read_run(run, evaluated=False) for run in runs] for name, runs in groups.items()},
-               out, title, intro)  # fmt: skip
+    read = {name: [read_run(run, evaluated=False, trust=trust) for run in runs] for name, runs in groups.items()}
+    write_page(read, out, title, intro)
 
 
 def write_page(groups: Mapping[str, Sequence[Run]], out: Path, title: str, intro: str = "") -> None:
@@ -109,7 +112,7 @@ def _together(rows: Sequence[Compared]) -> dict[str, Any]:
     alike = len({_data(row.runs[0]) for row in rows}) == 1
 
     def draw(dataset: SampleDataset | None) -> dict[str, Figure]:
-        figures = comparison_figures({row.name: row.runs[0].folder for row in rows}, dataset)
+        figures = comparison_figures({row.name: row.runs[0].folder for row in rows}, dataset, rows[0].runs[0].trust)
         tested = {
             row.name: (row.miou.mean, {fault: found.mean for fault, found in row.stress.items() if found})
             for row in rows
@@ -172,7 +175,7 @@ def _run(row: Compared, run: Run, baseline: Run) -> dict[str, Any]:
     drawn: dict[str, Any] = {"pictures": [], "missing": []}
     if run is row.runs[0]:
         other = baseline.folder if run is not baseline and _data(run) == _data(baseline) else None
-        drawn = _drawn(lambda data: run_figures(run.folder, data, other), run.dataset)
+        drawn = _drawn(lambda data: run_figures(run.folder, data, other, run.trust), run.dataset)
     return {"row": row, "run": run, "drawn": drawn, "yaml": (run.folder / SETTINGS).read_text(encoding="utf-8")}
 
 

@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from malleable.models import DeepLabV3Plus, deeplabv3plus
+from malleable.models import deeplabv3plus
+from malleable.models.foreign import DEEPLAB, Network, foreign
+from malleable.runs.settings import checked
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network: the arguments of ``malleable.deeplabv3plus``.
+    """The network: DeepLabv3+ with the arguments of ``malleable.deeplabv3plus``, or any other that is named.
 
     Args:
         backbone: a timm model.
-        conv: what replaces the first k × k convolution of each stage; null is the RGB baseline.
+        conv: what replaces the convolutions that see depth; null is the RGB baseline.
         kernels: K; depth_aware has one whatever is said here.
         stages: which of res2 … res5.
         output_stride: 8, 16 or 32.
@@ -27,11 +29,16 @@ class ModelConfig:
         width: channels of ASPP and decoder.
         skip: channels of the skip from res2.
         channels: of res2 … res5, for a narrower backbone; null takes the backbone's own.
-        pretrained: ImageNet weights: true downloads timm's, a path reads a file, false starts at random.
+        pretrained: ImageNet weights: true downloads the library's, a path reads a file, false starts at random.
         centers: a_0 … a_{K+1} to start from; null takes −(K+1)/2 … (K+1)/2. Malleable only.
         temperature: t to start from. Malleable only.
         learnable: which of centers, temperature, rebalance are trained. Malleable only.
         invalid: what a pixel without depth counts as.
+        network: deeplabv3plus, smp:Unet, torchvision:deeplabv3_resnet50, timm:NAME, transformers:CLASS, or
+            package.module:factory. All but the first take options and where instead of backbone, stages, output_stride,
+            merge, width, skip and channels.
+        options: arguments of the network by name, for example encoder_name of smp:Unet.
+        where: which convolutions see depth: first-of-stage, all, or names and globs of modules.
     """
 
     backbone: str = "resnet50s"
@@ -50,6 +57,15 @@ class ModelConfig:
     temperature: float = 1.0
     learnable: tuple[Literal["centers", "temperature", "rebalance"], ...] = ("centers", "temperature", "rebalance")
     invalid: Literal["same", "uniform", "ignore"] = "same"
+    network: str = DEEPLAB
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
+    where: str | tuple[str, ...] = "first-of-stage"
+
+    @property
+    def architecture(self) -> str:
+        """Name the network as tables do: DeepLabv3+ by its backbone, others by their own name."""
+        encoder = self.options.get("encoder_name")
+        return self.backbone if self.network == DEEPLAB else f"{self.network}{f' on {encoder}' if encoder else ''}"
 
     @property
     def sees_depth(self) -> bool:
@@ -64,7 +80,14 @@ class ModelConfig:
         return options
 
     def __post_init__(self) -> None:
-        defaults = {item.name: item.default for item in fields(self)}
+        defaults = {item.name: item.default for item in fields(self)} | {"options": {}}
+        own = {"backbone", "stages", "output_stride", "merge", "width", "skip", "channels"}
+        for name in {"options", "where"} if self.network == DEEPLAB else own:
+            if getattr(self, name) != defaults[name]:
+                raise ValueError(
+                    f"model.{name} is set to {getattr(self, name)}, but network={self.network} does not take it"
+                    + ("" if self.network == DEEPLAB else "; its own arguments stand under model.options")
+                )
         for name in {"centers", "temperature", "learnable", "invalid"} - self.layer_options().keys():
             if getattr(self, name) != defaults[name]:
                 raise ValueError(f"model.{name} is set to {getattr(self, name)}, but conv={self.conv} does not take it")
@@ -213,18 +236,39 @@ class Config:
 _SECTIONS: dict[str, type[Any]] = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig}
 
 
-def build_network(config: ModelConfig, num_classes: int, *, pretrained: bool = True) -> DeepLabV3Plus:
-    """Build the network of ``config``; with ``pretrained=False`` no weights are looked for, because others follow."""
+def parse_config(values: Mapping[str, Any]) -> Config:
+    """Make settings of sections by name, checked as the command line does; what is left out has its default."""
+    return Config.from_dict(checked(Config, json.loads(json.dumps(values))))
+
+
+def build_network(config: ModelConfig, num_classes: int, *, pretrained: bool = True, trust: bool = False) -> Network:
+    """Build the network of ``config``.
+
+    Args:
+        pretrained: False looks for no weights, because others follow.
+        trust: a factory of one's own is imported only with this: where ``config`` is one's own, or one asked for it.
+    """
+    weights = config.pretrained if pretrained else False
+    shared = (num_classes, config.conv, config.kernels)
+    if config.network != DEEPLAB:
+        return foreign(
+            config.network,
+            *shared,
+            config.where,
+            config.depth_input,
+            config.options,
+            pretrained=weights,
+            trust=trust,
+            **config.layer_options(),
+        )
     return deeplabv3plus(
         config.backbone,
-        num_classes,
-        config.conv,
-        config.kernels,
+        *shared,
         config.stages,
         config.output_stride,
         config.merge,
         config.depth_input,
-        config.pretrained if pretrained else False,
+        weights,
         width=config.width,
         skip=config.skip,
         channels=config.channels,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from functools import wraps
 from pathlib import Path
@@ -69,11 +69,14 @@ def _on_first(method: Callable[Concatenate[RunFolder, P], T]) -> Callable[Concat
 class RunFolder:
     """Keeps the folder of a run that is being made, which nobody else may write to meanwhile.
 
-    All processes of ``fabric`` call the same methods in the same order; the first one alone works on the files.
+    All processes of ``fabric`` call the same methods in the same order; the first one alone works on the files, and
+    calls ``callback`` with each row of the log.
     """
 
-    def __init__(self, path: Path, fabric: Fabric) -> None:
-        self.path, self.fabric = path, fabric
+    def __init__(
+        self, path: Path, fabric: Fabric, callback: Callable[[Mapping[str, float]], None] | None = None
+    ) -> None:
+        self.path, self.fabric, self._callback = path, fabric, callback
         self._log: Log  # in the first process, from begin on
         self._open = ExitStack()
 
@@ -135,7 +138,7 @@ class RunFolder:
     def begin(self, config: Config, step: int) -> None:
         """Write the settings, and open the log for what follows ``step``."""
         write_settings(self.path, config)
-        self._log = self._open.enter_context(closing(Log(self.path, step)))
+        self._log = self._open.enter_context(closing(Log(self.path, step, self._callback)))
 
     @_on_first
     def validated(self, step: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from malleable.files import write_whole
 from malleable.layers import MalleableConv2d
+from malleable.models.convert import Converted
 from malleable.runs.scores import SCORES
 
 METRICS = "metrics.jsonl"
@@ -68,7 +69,7 @@ class Row:
         training: of loss, lr, images_per_second and gradient_norm those that are known.
         scores: of miou, pixel_accuracy and mean_accuracy those that are known, in percent.
         iou: of each class that occurs, in percent.
-        receptive_fields: of each malleable layer, by its name in the backbone.
+        receptive_fields: of each malleable layer, by its name before conversion.
     """
 
     step: int
@@ -109,13 +110,14 @@ class Row:
 class Log:
     """Writes rows to metrics.jsonl and TensorBoard, images to TensorBoard. One process of a run keeps it.
 
-    Rows after ``start`` were written by steps that are about to be made again, and go.
+    Rows after ``start`` were written by steps that are about to be made again, and go. ``callback`` gets each row by
+    the names that the file gives its numbers.
     """
 
-    def __init__(self, folder: Path, start: int) -> None:
+    def __init__(self, folder: Path, start: int, callback: Callable[[Mapping[str, float]], None] | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.path = folder / METRICS
+        self.path, self._callback = folder / METRICS, callback
         kept = [line for line in _lines(self.path) if line["step"] <= start]
         write_whole(self.path, "".join(f"{json.dumps(line)}\n" for line in kept).encode())
         self._board = SummaryWriter(str(folder / TENSORBOARD), purge_step=start + 1 if start else None)
@@ -126,6 +128,8 @@ class Log:
             file.write(json.dumps({"step": row.step, **columns}) + "\n")
         for name, value in columns.items():
             self._board.add_scalar(name, value, row.step)
+        if self._callback is not None:
+            self._callback({"step": row.step, **columns})
 
     def image(self, step: int, name: str, image: Tensor) -> None:
         """Show ``image``, (3, H, W) uint8, in TensorBoard."""
@@ -149,12 +153,10 @@ def validations(rows: Iterable[Row]) -> dict[int, float]:
 
 
 def receptive_fields(net: nn.Module) -> dict[str, ReceptiveField]:
-    """Give the receptive field of every malleable layer of ``net``, by its name in the backbone."""
-    return {
-        name.removeprefix("backbone.model."): ReceptiveField.of(layer)
-        for name, layer in net.named_modules()
-        if isinstance(layer, MalleableConv2d)
-    }
+    """Give the receptive field of every malleable layer of ``net``, by its name before conversion."""
+    converted = (module for module in net.modules() if isinstance(module, Converted))
+    layers = {name: layer for part in converted for name, layer in part.layers().items()}
+    return {name: ReceptiveField.of(layer) for name, layer in layers.items() if isinstance(layer, MalleableConv2d)}
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

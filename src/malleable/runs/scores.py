@@ -102,7 +102,11 @@ class Scores:
     @classmethod
     def read(cls, path: Path) -> Scores:
         """Read what ``malleable evaluate`` wrote."""
-        values = read_json(path)
+        return cls.of(read_json(path), path)
+
+    @classmethod
+    def of(cls, values: Any, path: Path) -> Scores:
+        """Make the scores again of which :meth:`to_dict` gave ``values``; errors name the file they stood in."""
         try:
             miou, pixels, classes = (float(values[name]) for name in SCORES)
             iou = {str(name): None if value is None else float(value) for name, value in values["iou"].items()}

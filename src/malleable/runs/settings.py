@@ -59,9 +59,9 @@ def resolve(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
         if name in _OWN or not _is_flag(word):
             (own if name in _OWN else plain).append(word)
             continue
-        if option == name or option not in {*known, "config"}:
+        kind = known.get(option, Any if _is_entry(option, known) else None)
+        if option == name or (kind is None and option != "config"):
             raise _unknown(option, known)
-        kind = known.get(option)
         value: Any = text if equals else _take(left, kind)
         if option == "config" or is_dataclass(kind):
             if not value:
@@ -69,6 +69,8 @@ def resolve(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
             value = _load(value, name) if value.startswith("{") else read_settings(Path(value), name)
         elif value is None:
             raise UsageError(_wrong(option, kind, ""))
+        elif kind is Any or get_origin(kind) is dict:
+            value = _load(f"{{value: {value}}}", name)["value"]
         for section in reversed(option.split(".") if option != "config" else ()):
             value = {section: value}
         require_known(value, types)
@@ -77,6 +79,11 @@ def resolve(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
     if plain[place:]:
         plain[place:] = [json.dumps(plain[place:], ensure_ascii=False)]
     return [f"--config={json.dumps(settings, ensure_ascii=False)}", *own, *plain]
+
+
+def _is_entry(option: str, known: Mapping[str, Any]) -> bool:
+    """Tell whether ``option`` names an entry of settings that may have any name, as model.options.encoder_name does."""
+    return get_origin(known.get(option.rpartition(".")[0])) is dict
 
 
 def _is_flag(word: str) -> bool:
@@ -91,10 +98,11 @@ def _take(left: deque[str], kind: Any) -> str | None:
     inner = get_args(lists[0]) if lists else ()
     fits = _is_number if int in inner or float in inner else (lambda word: not word.startswith(("-", "[")))
     values = list(takewhile(fits, islice(left, None if Ellipsis in inner else len(inner))))
-    if len(values) > 1 or (values and Ellipsis in inner):
+    alone = get_origin(kind) is not tuple and str in get_args(kind)  # one word or several
+    if len(values) > 1 or (values and Ellipsis in inner and not alone):
         for _ in values:
             left.popleft()
-        return f"[{','.join(values)}]"
+        return f"[{','.join(values)}]" if fits is _is_number else json.dumps(values)  # globs are no YAML
     return left.popleft() if left and not _is_flag(left[0]) else None
 
 
@@ -148,6 +156,21 @@ def require_known(settings: Mapping[str, Any], types: Mapping[str, Any], prefix:
             require_known(value, _field_types(kind), f"{name}.")
         elif null and kind is not Any and type(None) not in get_args(kind):
             raise UsageError(_wrong(name, kind, "null"))
+
+
+def checked(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Check ``values`` against the types of the dataclass ``kind`` as the command line does, and add the defaults."""
+    from jsonargparse import ArgumentError, ArgumentParser
+
+    types = get_type_hints(kind)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind)
+    require_known(values, types)
+    try:
+        parsed: dict[str, Any] = parser.parse_object(dict(values)).as_dict()
+    except ArgumentError as error:
+        raise explained(error, types) from error
+    return parsed
 
 
 def explained(error: Exception, types: Mapping[str, Any]) -> UsageError:

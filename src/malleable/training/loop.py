@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from lightning_fabric import Fabric
@@ -15,17 +17,50 @@ from malleable.data.faults import DepthFaults
 from malleable.inference.evaluate import evaluate_network
 from malleable.inference.probabilities import probabilities
 from malleable.progress import Progress
-from malleable.runs.config import Config, TrainConfig
+from malleable.runs.config import Config, TrainConfig, parse_config
 from malleable.runs.folder import RunFolder
 from malleable.runs.log import Row, receptive_fields
-from malleable.training.distributed import Interruption, Stopped, agreed_signal, gathered, seed_step, total
+from malleable.training.distributed import Interruption, Stopped, agreed_signal, gathered, launch, seed_step, total
 from malleable.training.loss import Loss, build_loss
 from malleable.training.state import State
 
 _SHOWN = 4  # validation images in TensorBoard
 
 
-def fit(fabric: Fabric, config: Config, folder: RunFolder, resume: bool) -> None:
+def fit(
+    config: Config | Mapping[str, Any],
+    out: str | Path,
+    callback: Callable[[Mapping[str, float]], None] | None = None,
+    *,
+    resume: bool = False,
+    accelerator: str = "auto",
+    devices: int | Literal["auto"] = "auto",
+    nodes: int = 1,
+) -> None:
+    """Train a network as ``malleable train`` does.
+
+    SIGINT or SIGTERM finishes the step, saves it and raises ``malleable.training.distributed.Stopped``.
+
+    Args:
+        config: the settings, or sections of them by name: ``{"model": {...}, "data": {...}, "train": {...}}``; what is
+            left out has its default. A network of one's own that they name is imported.
+        out: the run's folder. One that holds a run is never overwritten, only continued.
+        callback: called with each row of metrics.jsonl once it is written, in the first process only: its ``step``, and
+            ``loss``, ``lr``, ``val/miou``, … by name.
+        resume: go on from the newest good checkpoint in ``out``, or start if there is none.
+        accelerator, devices, nodes: see ``malleable train --help``.
+
+    Example:
+        >>> malleable.fit({"data": {"root": "data/mine"}, "train": {"steps": 1000}}, "runs/mine", callback=print)
+    """
+    if not isinstance(config, Config):
+        config = parse_config(config)
+    fabric = launch(accelerator, devices, nodes, config.train.precision)
+    with RunFolder(Path(out), fabric, callback) as folder:
+        run_steps(fabric, config, folder, resume)
+
+
+def run_steps(fabric: Fabric, config: Config, folder: RunFolder, resume: bool) -> None:
     """Train from the start, or from the newest checkpoint in ``folder``, to the last step. A signal raises Stopped."""
     data, recipe = config.data, config.train
     train_set, val_set = open_dataset(data.root, data.train), open_dataset(data.root, data.val)

@@ -40,7 +40,7 @@ class State:
         recipe = config.train
         self.fabric, self.config, self.dataset, self.step = fabric, config, dataset, 0
         seed_step(recipe.seed, 0, 0)  # the same weights in all processes
-        net = build_network(config.model, len(dataset.classes), pretrained=pretrained)
+        net = build_network(config.model, len(dataset.classes), pretrained=pretrained, trust=True)  # one's own config
         self.net = suit_norms(net, fabric, recipe)
         if recipe.channels_last:
             self.net.to(memory_format=torch.channels_last)
