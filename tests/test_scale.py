@@ -1,7 +1,8 @@
-"""The law that the scale of depth cancels in Eq. 1, in layers and networks, and where it ends."""
+"""The law that the scale of depth cancels in Eq. 1, from the layers to the command line, and where it ends."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from torch import Tensor, nn
 
 import malleable as mb
 from helpers.networks import Tiny, lively, scene
+from helpers.toys import scenes, write_run
+from malleable import cli
 from malleable.models.summary import is_scale_free
 from malleable.ops.engines.native import build
+from malleable.runs.config import ModelConfig
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 FREE: dict[str, Any] = {
@@ -105,3 +110,38 @@ def test_the_law_is_not_one_of_shifts_nor_of_focal_lengths() -> None:
     with torch.no_grad():
         other = net(rgb, depth=depth, focal=120.0)
     assert (output - other).abs().max() > 1e-2 * output.abs().max()
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    sample = scenes()[0]
+    Image.fromarray(sample.image.permute(1, 2, 0).numpy()).save(folder / "a.png")
+    counts = (sample.depth[0].numpy() * 1000).round().astype(np.uint16)
+    Image.fromarray(counts).save(folder / "a_depth.png")
+    return folder / "a.png"
+
+
+def labelled(run: Path, picture: Path, out: Path, *arguments: str) -> tuple[int, Any]:
+    code = cli.main(["predict", str(run), str(picture), "--out", str(out), "--focal", "30", *arguments])
+    return code, np.array(Image.open(out / "labels" / "a.png")) if code == 0 else None
+
+
+def test_predict_needs_no_unit_where_the_network_needs_none(
+    picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run")
+    _, millimetres = labelled(run, picture, tmp_path / "mm", "--unit", "mm")
+    assert "note" not in capsys.readouterr().err
+    code, without = labelled(run, picture, tmp_path / "none")
+    assert code == 0
+    assert "note: depth has no unit, and this network needs none" in capsys.readouterr().err
+    assert (without == millimetres).mean() > 0.999
+
+
+def test_predict_asks_for_the_unit_where_it_matters(
+    picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", model=ModelConfig("resnet10t", conv="depth_aware", stages=(3,), pretrained=False))
+    assert labelled(run, picture, tmp_path / "out")[0] == 1
+    assert "has no unit; add --unit" in capsys.readouterr().err

@@ -227,7 +227,7 @@ def test_a_scale_free_network_needs_no_unit(run: Path, tmp_path: Path, capsys: p
     Image.fromarray((7 * 5000 * DEPTH).clip(0, 65535).astype(np.uint16)).save(tmp_path / "a_depth.png")
     command = [str(tmp_path / "a.png"), "--focal", str(FOCAL), "--out"]
     assert cli.main(["predict", str(run), *command, str(tmp_path / "free")]) == 0
-    assert "nobody says the unit of depth; this network needs none" in capsys.readouterr().out
+    assert "depth has no unit, and this network needs none" in capsys.readouterr().err
     assert cli.main(["predict", str(run), *command, str(tmp_path / "said"), "--unit", "0.0001"]) == 0
     assert "unit" not in capsys.readouterr().out
     free, said = (np.array(Image.open(tmp_path / name / "labels/a.png")) for name in ("free", "said"))

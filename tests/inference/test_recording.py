@@ -12,15 +12,17 @@ import torch
 from helpers.toys import scenes
 from malleable import cli
 from malleable.data import Sample
+from malleable.inference.prediction import Prediction
 from malleable.inference.recording import recorded
 
 DATA = scenes()
 
 
-def scores_of(sample: Sample) -> torch.Tensor:
-    """Probabilities that name the true class of every pixel, and class 0 where there is none."""
+def prediction_of(sample: Sample) -> Prediction:
+    """The true class of every pixel, and class 0 where there is none."""
     known = torch.where(sample.label < len(DATA.classes), sample.label, 0).as_subclass(torch.Tensor)
-    return torch.nn.functional.one_hot(known, len(DATA.classes)).permute(2, 0, 1).float()
+    likely = torch.nn.functional.one_hot(known, len(DATA.classes)).permute(2, 0, 1).float()
+    return Prediction(known.numpy(), likely.numpy(), sample.image.permute(1, 2, 0).numpy(), DATA.palette)
 
 
 def test_camera_depth_colours_and_labels_come_back(tmp_path: Path) -> None:
@@ -29,7 +31,7 @@ def test_camera_depth_colours_and_labels_come_back(tmp_path: Path) -> None:
     path, written = tmp_path / "new" / "out.rrd", []
     with recorded(lambda sample, _: written.append(sample.id), str(path), DATA.classes, DATA.palette) as write:
         for index in range(2):
-            write(DATA[index], scores_of(DATA[index]))
+            write(DATA[index], prediction_of(DATA[index]))
     assert written == DATA.ids[:2]
     assert list(path.parent.iterdir()) == [path]
     found: dict[str, list[object]] = {}
@@ -47,7 +49,7 @@ def test_camera_depth_colours_and_labels_come_back(tmp_path: Path) -> None:
         pixels = sample.image.permute(1, 2, 0).numpy()
         assert (shown["/world/camera/image buffer"].astype(np.uint8) == pixels.ravel()).all()
         assert (shown["/world/camera/depth buffer"].astype(np.uint8).tobytes()) == depth.tobytes()
-        labels = scores_of(sample).argmax(0).numpy()
+        labels = prediction_of(sample).labels
         assert (shown["/world/camera/labels buffer"] == labels.ravel()).all()
         assert (np.array(found["/world/labels class_ids"][index]) == labels[depth > 0]).all()
         points = np.array(found["/world/colours positions"][index])

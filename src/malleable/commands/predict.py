@@ -163,7 +163,7 @@ def predict(
         inputs, split, Flags(depth_file, unit, camera_file, focal, fx, fy, scale_free=is_scale_free(trained.net))
     )
     if is_scale_free(trained.net) and any(item.unitless for item in items):
-        print("note: nobody says the unit of depth; this network needs none, the scale of depth cancels out of it")
+        print("note: depth has no unit, and this network needs none: its scale cancels", file=sys.stderr)
     writer = PredictionWriter(Path(out), trained.classes, probabilities)
     taken = [path for item in items for path in writer.paths(item.id).values() if path.exists()]
     if taken and not (overwrite or resume):
