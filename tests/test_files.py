@@ -1,7 +1,6 @@
 """Files that several processes write."""
 
 import errno
-import fcntl
 import os
 import subprocess
 from pathlib import Path
@@ -108,7 +107,7 @@ def test_without_locks_of_the_file_system_a_folder_is_held_too(
     def refuse(*_: object) -> None:
         raise OSError(number, "no locks here")
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(pytest.importorskip("fcntl"), "flock", refuse)
     with held(tmp_path), pytest.raises(RuntimeError, match=f"process {os.getpid()}"), held(tmp_path):
         pass
     with held(tmp_path):
