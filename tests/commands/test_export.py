@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from malleable import cli
 from malleable import progress as parallel
 from malleable.commands import export
 from malleable.data import eval_transform
-from malleable.inference.load import load_trained
+from malleable.data.palette import default_palette
+from malleable.inference.load import Trained, load_trained
 
 
 class Small(nn.Module):
@@ -33,10 +36,13 @@ class Small(nn.Module):
         return nn.functional.interpolate(x, image.shape[-2:], mode="bilinear")
 
 
+SMALL = Trained(Small().eval(), tuple("abcde"), default_palette(5))  # type: ignore[arg-type]
+
+
 def test_onnx_agrees_with_pytorch_at_other_sizes(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     net, path = Small().eval(), tmp_path / "m.onnx"
-    difference = export.write_onnx(net, path)
+    difference = export.write_onnx(net, path, export.description(SMALL))
     assert difference is not None
     assert difference < 1e-5
     assert list(tmp_path.iterdir()) == [path]
@@ -48,6 +54,7 @@ def test_onnx_agrees_with_pytorch_at_other_sizes(tmp_path: Path) -> None:
         "focal": ("tensor(float)", ["batch"]),
         "logits": ("tensor(float)", ["batch", 5, "height", "width"]),
     }
+    assert session.get_modelmeta().custom_metadata_map.items() >= export.description(SMALL).items()
     sample = mb.data.SyntheticScenes(size=(60, 45), length=1)[0]
     normalised = eval_transform()(sample)
     focal = torch.tensor([sample.camera.focal])
@@ -73,9 +80,20 @@ def without(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
 
 def test_a_check_that_was_skipped_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     without(monkeypatch, "onnxruntime")
-    monkeypatch.setattr(export, "load_trained", lambda path: type("", (), {"net": Small().eval()}))
+    monkeypatch.setattr(export, "load_trained", lambda *_: SMALL)
     assert cli.main(["export", "x", str(tmp_path / "m.onnx")]) == 0
     assert "not checked: onnxruntime is not installed" in capsys.readouterr().out
+
+
+def test_onnx_files_say_what_their_numbers_mean() -> None:
+    about = export.description(SMALL)
+    assert json.loads(about["classes"]) == ["a", "b", "c", "d", "e"]
+    assert json.loads(about["palette"]) == [list(colour) for colour in SMALL.palette]
+    assert json.loads(about["mean"]) == pytest.approx([123.675, 116.28, 103.53])
+    assert json.loads(about["std"]) == pytest.approx([58.395, 57.12, 57.375])
+    assert about["depth_unit"] == "any"
+    metric = dataclasses.replace(SMALL, net=mb.DepthAwareConv2d(3, 5, 3))  # type: ignore[arg-type]
+    assert export.description(metric)["depth_unit"] == "metre"
 
 
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +129,7 @@ def test_without_a_terminal_lines_say_how_long_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(parallel, "EVERY", 0.01)
-    monkeypatch.setattr(export, "write_onnx", lambda *_: time.sleep(0.1))
+    monkeypatch.setattr(export, "write_onnx", lambda net, path, about: time.sleep(0.1 if "classes" in about else 0))
     assert cli.main(["export", str(write_run(tmp_path)), str(tmp_path / "m.onnx")]) == 0
     assert "m.onnx: 0:00:00\n" in capsys.readouterr().err
 

@@ -17,9 +17,10 @@ import torch
 
 from helpers.toys import scenes, write_run
 from malleable import cli
+from malleable.inference.card import card
 from malleable.inference.load import load_trained
-from malleable.inference.share import card
 from malleable.models import DeepLabV3Plus
+from malleable.runs.scores import Protocol, Scores
 
 FILES = ["README.md", "config.json", "model.safetensors"]
 
@@ -69,6 +70,42 @@ def test_names_are_words_on_the_card_and_nothing_else(run: Path) -> None:
     read = html.unescape(re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", line))  # as a reader of Markdown does
     assert all(" ".join(name.split()) in read for name in (*names, trained.dataset))
     assert not re.search(r"(?<!\\)(\\\\)*[*_`|\[\]~$]", line)
+
+
+SCORES = Scores(
+    50.125, 60.0, 55.0, dict.fromkeys(scenes().classes, 50.0), "rooms", "val", Protocol((0.75, 1.0), True), 7
+)
+
+
+def test_the_card_is_read_back(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "x")
+    scores = dataclasses.replace(SCORES, stress={"depth is gone": 20.0})
+    (run / "results.json").write_text(json.dumps(scores.to_dict()))
+    command = ["push", str(run), str(tmp_path / "net"), "--license", "apache-2.0", "--base_model", "timm/resnet10t"]
+    assert cli.main(command) == 0
+    read = huggingface_hub.ModelCard.load(tmp_path / "net" / "README.md")
+    data: Any = read.data
+    assert (data.license, data.base_model, data.library_name) == ("apache-2.0", "timm/resnet10t", "malleable")
+    assert (data.datasets, data.model_name) == ([scenes().name], "net")
+    found = {result.metric_type: result for result in data.eval_results}
+    assert {kind: result.metric_value for kind, result in found.items()} == {
+        "mean_iou": 50.125,
+        "accuracy": 60.0,
+        "mean_accuracy": 55.0,
+    }
+    first = found["mean_iou"]
+    assert (first.dataset_name, first.dataset_split) == ("rooms", "val")
+    assert first.metric_name == "mIoU in percent, multi-scale 0.75, 1 + flip"
+    assert first.metric_args == {"scales": [0.75, 1.0], "flip": True}
+    assert "## Limits" in read.text
+    assert "| depth is gone | 20.00 |" in read.text
+
+
+def test_a_card_without_scores_says_so(run: Path) -> None:
+    read = huggingface_hub.ModelCard(card(load_trained(run)))
+    assert read.data.eval_results is None  # type: ignore[attr-defined]
+    assert "Its scores were not measured." in read.text
+    assert "other faults of depth was not measured" in read.text
 
 
 def test_the_hub_is_reached_only_by_its_own_address(

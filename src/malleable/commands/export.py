@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import operator
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,9 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from malleable import __version__
 from malleable.data.transforms import MEAN, STD
 from malleable.files import check_free, whole_path
-from malleable.inference.load import load_trained
+from malleable.inference.load import Trained, load_trained
+from malleable.models.summary import is_scale_free
 from malleable.progress import showing
 
 if TYPE_CHECKING:
@@ -80,8 +83,11 @@ def check(net: nn.Module, run: Run) -> float:
     return worst
 
 
-def write_onnx(net: nn.Module, path: Path) -> float | None:
-    """Write ``net`` as ONNX. Returns how far it is from PyTorch, None if onnxruntime is not there to tell."""
+def write_onnx(net: nn.Module, path: Path, about: Mapping[str, str] | None = None) -> float | None:
+    """Write ``net`` as ONNX, with ``about`` in its metadata_props.
+
+    Returns how far it is from PyTorch, None if onnxruntime is not there to tell.
+    """
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise RuntimeError(f"ONNX needs {' and '.join(missing)}: pip install 'malleable[export]'")
@@ -95,6 +101,7 @@ def write_onnx(net: nn.Module, path: Path) -> float | None:
             dynamo=True,
             verbose=False,
         )
+    program.model.metadata_props.update(about or {})
     with whole_path(path) as partial:
         program.save(str(partial))
         if find_spec("onnxruntime") is None:
@@ -135,6 +142,21 @@ def _onnx_runner(path: Path) -> Run:
     return run
 
 
+def description(trained: Trained) -> dict[str, str]:
+    """Say what the numbers that go in and come out mean: lists as JSON."""
+    return {
+        "classes": json.dumps(trained.classes),
+        "palette": json.dumps(trained.palette),
+        "image": "uint8 RGB, 0..255; the model subtracts mean and divides by std itself",
+        "mean": json.dumps([255 * value for value in MEAN]),
+        "std": json.dumps([255 * value for value in STD]),
+        "depth_unit": "any" if is_scale_free(trained.net) else "metre",
+        "focal_unit": "pixel",
+        "dataset": trained.dataset,
+        "producer": f"malleable {__version__}",
+    }
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the exporters' notes on their own inner workings from the user's terminal."""
@@ -159,7 +181,8 @@ def export(
     """Write a network for other programs, and compare it with PyTorch at two other sizes before it gets its name.
 
     It takes image (N, 3, H, W) uint8 RGB, depth (N, 1, H, W) float32 metres with 0 for invalid, and focal (N,) float32
-    in pixels, for any N, H and W; it normalises the image itself. It returns logits (N, classes, H, W) float32.
+    in pixels, for any N, H and W; it normalises the image itself. It returns logits (N, classes, H, W) float32. An ONNX
+    file's metadata has the names and colours of the classes, the normalisation and the unit of depth.
 
     Args:
         checkpoint: a checkpoint, a run's folder, a folder with model.safetensors and config.json, or hf://owner/name.
@@ -174,9 +197,11 @@ def export(
         raise ValueError(f"file must end in .onnx or .pt2, or --format must say what it is, got {file!r}")
     chosen = format or suffixes[path.suffix]
     check_free(path, overwrite)
-    net = load_trained(checkpoint, "cpu", trust).net
+    trained = load_trained(checkpoint, "cpu", trust)
     with showing(path.name):
-        difference = write_onnx(net, path) if chosen == "onnx" else write_torch(net, path)
+        difference = (
+            write_onnx(trained.net, path, description(trained)) if chosen == "onnx" else write_torch(trained.net, path)
+        )
     if difference is None:
         print(f"{path} is written, but not checked: onnxruntime is not installed")
         return

@@ -4,33 +4,48 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from malleable.inference.load import FILES, HUB, load_trained
 from malleable.inference.share import share
 
 
-def push(checkpoint: str, target: str, private: bool = False, overwrite: bool = False, trust: bool = False) -> None:
+def push(
+    checkpoint: str,
+    target: str,
+    license: str | None = None,
+    base_model: str | None = None,
+    private: bool = False,
+    overwrite: bool = False,
+    trust: bool = False,
+) -> None:
     """Share a trained network: model.safetensors, config.json and a model card, and nothing else.
 
-    The hub's token is taken from HF_TOKEN or from 'hf auth login'.
+    The card tells the data set, the scores of results.json with their protocol, also as the hub's model-index, what
+    evaluate --stress found, and the limits. The hub's token is taken from HF_TOKEN or from 'hf auth login'.
 
     Args:
         checkpoint: a checkpoint, a run's folder, a folder with model.safetensors and config.json, or hf://owner/name.
         target: a folder, or hf://owner/name, a repository on the Hugging Face hub.
+        license: of the weights, as the hub names it, for example apache-2.0.
+        base_model: the network on the hub that training began with, for example timm/resnet50.a1_in1k.
         private: make a new repository private.
         overwrite: replace files that the folder holds.
         trust: import the package.module:factory that the checkpoint names as its network, and run it.
     """
     trained = load_trained(checkpoint, "cpu", trust)
+    about: dict[str, Any] = {"license": license, "base_model": base_model, "name": Path(target).resolve().name}
     if not target.startswith(HUB):
-        share(trained, Path(target), overwrite)
+        share(trained, Path(target), overwrite, **about)
         print(f"{target} is ready; 'malleable pull {target} OUT' and every command that takes a checkpoint read it")
         return
+    if trained.scores is None:
+        print("note: the card has no scores; 'malleable evaluate' measures them")
     from huggingface_hub import HfApi
 
     api = HfApi()
     with TemporaryDirectory() as temporary:
-        share(trained, Path(temporary))
+        share(trained, Path(temporary), **about)
         repository = api.create_repo(target.removeprefix(HUB), private=private, exist_ok=True).repo_id
         commit = api.upload_folder(
             repo_id=repository, folder_path=temporary, allow_patterns=list(FILES), commit_message="Weights and config"

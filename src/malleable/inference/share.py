@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+from malleable.inference.card import card
 from malleable.inference.load import CARD, CONFIG, FILES, WEIGHTS, Trained
 
-_CARD = """---
-library_name: malleable
-pipeline_tag: image-segmentation
-tags: [rgb-d, semantic-segmentation]
----
 
-# RGB-D scene parsing with malleable
-
-{network} for {count} classes: {classes}.{learned}
-
-| setting | value |
-|---|---|
-{settings}
-
-```sh
-malleable predict hf://OWNER/NAME image.png --depth depth.png --unit mm --focal 525 --out labels
-```
-"""
-
-
-def share(trained: Trained, folder: Path, overwrite: bool = False) -> None:
-    """Write a network's files into ``folder``, all of them or none."""
+def share(trained: Trained, folder: Path, overwrite: bool = False, **about: Any) -> None:
+    """Write a network's files into ``folder``, all of them or none; ``about`` is for :func:`~.card.card`."""
     with files_into(folder, overwrite) as temporary:
-        _write(trained, temporary)
+        _write(trained, temporary, about)
 
 
 @contextmanager
@@ -59,7 +40,7 @@ def check_folder(folder: Path, overwrite: bool) -> None:
         raise FileExistsError(f"{folder} holds {', '.join(taken)} and is left as it is; choose another or --overwrite")
 
 
-def _write(trained: Trained, folder: Path) -> None:
+def _write(trained: Trained, folder: Path, on_card: Mapping[str, Any]) -> None:
     from safetensors.torch import save_model
 
     about = {
@@ -72,22 +53,4 @@ def _write(trained: Trained, folder: Path) -> None:
     }
     save_model(trained.net, str(folder / WEIGHTS), metadata=about)
     (folder / CONFIG).write_text(json.dumps(trained.net.settings, indent=2, sort_keys=True) + "\n")
-    (folder / CARD).write_text(card(trained), encoding="utf-8")
-
-
-def card(trained: Trained) -> str:
-    """Write the model card: what the network is, what it learned from, how to use it."""
-    settings = [f"| {name} | {_literal(value)} |" for name, value in sorted(trained.net.settings.items())]
-    learned = f" It was trained on {_literal(trained.dataset)}" if trained.dataset else ""
-    learned += f" for {trained.step} steps." if learned and trained.step is not None else "." if learned else ""
-    classes = ", ".join(map(_literal, trained.classes))
-    network = _literal(trained.net.settings.get("network", "DeepLabv3+"))
-    return _CARD.format(
-        network=network, count=len(trained.classes), classes=classes, learned=learned, settings="\n".join(settings)
-    )
-
-
-def _literal(value: object) -> str:
-    """Write ``value`` in Markdown that shows it as it is, in one line: no markup, no HTML."""
-    text = escape(" ".join(str(value).split()), quote=False)
-    return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", text)
+    (folder / CARD).write_text(card(trained, **on_card), encoding="utf-8")
