@@ -5,13 +5,14 @@ from __future__ import annotations
 import doctest
 import re
 import runpy
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
 import malleable
-from malleable import data, functional
+from malleable import cli, data, functional
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -78,3 +79,23 @@ def test_contributors_are_shown_files_that_exist() -> None:
 def test_the_toy_problem_is_learned_only_with_depth() -> None:
     ours, plain = runpy.run_path(str(ROOT / "examples" / "one_layer.py"))["main"](steps=60)
     assert ours < 0.3 < plain
+
+
+def test_your_network_from_nothing_to_a_shared_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page is copied block by block, as its reader would."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_network", raising=False)
+    page = (ROOT / "docs" / "your-network.md").read_text()
+    names: dict[str, object] = {}
+    for kind, block in re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL):
+        if kind == "python":
+            exec(compile(block, "your-network.md", "exec"), names)
+        elif kind == "sh":
+            for line in block.splitlines():
+                assert cli.main(shlex.split(line, comments=True)[1:]) == 0, line
+        else:
+            first, _, content = block.partition("\n")
+            Path(first.removeprefix("# ")).write_text(content)
+    assert sorted(path.name for path in Path("shared").iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    assert Path("labelled/overlay/photo.png").is_file()

@@ -51,10 +51,11 @@ def recorded(
             depth = sample.depth.as_subclass(Tensor)[0]
             image, labels = prediction.image, prediction.labels.astype(np.uint8)
             height, width = sample.camera.size
-            lens = {"focal_length": [sample.camera.fx, sample.camera.fy]}
-            lens |= {"principal_point": [sample.camera.cx + 0.5, sample.camera.cy + 0.5]}  # the corner is 0 there
+            focal = [sample.camera.fx, sample.camera.fy]
+            center = [sample.camera.cx + 0.5, sample.camera.cy + 0.5]  # the corner is 0 there
             stream.log("id", rerun.TextDocument(sample.id))
-            stream.log("world/camera", rerun.Pinhole(width=width, height=height, **lens))
+            lens = rerun.Pinhole(width=width, height=height, focal_length=focal, principal_point=center)
+            stream.log("world/camera", lens)
             stream.log("world/camera/image", rerun.Image(image))
             stream.log("world/camera/depth", rerun.DepthImage(depth.numpy(), meter=1.0))
             stream.log("world/camera/labels", rerun.SegmentationImage(labels))
