@@ -111,7 +111,7 @@ def test_a_run_goes_on_bit_for_bit(own: Path, data: Path, tmp_path: Path) -> Non
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
-def test_evaluate_predict_and_report(unet: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_and_predict(unet: Path, data: Path, tmp_path: Path) -> None:
     assert cli.main(["evaluate", str(unet), "--out", str(tmp_path / "r.json")]) == 0
     assert json.loads((tmp_path / "r.json").read_text())["step"] == 2
     assert cli.main(["predict", str(unet), str(data), "--split", "val", "--out", str(tmp_path / "p")]) == 0
@@ -125,6 +125,8 @@ def test_figures_say_what_needs_deeplab_s_structure(
     command = ["figures", str(unet), "--out", str(tmp_path / "f"), "--formats", "png", "--only"]
     assert cli.main([*command, *names]) == 0
     assert {path.stem for path in (tmp_path / "f").iterdir()} == set(names)
+    assert cli.main([*command, "neighbours", "--layer", "res2"]) == 1
+    assert "layer must be one of encoder.layer1.0.conv1, encoder.layer2.0.conv1" in capsys.readouterr().err
     assert cli.main([*command, "network"]) == 1
     assert "network cannot be drawn: the drawing is one of DeepLabv3+, and the network is" in capsys.readouterr().err
 

@@ -193,7 +193,8 @@ class Portrait:
         """Find the layer to look into."""
         found = [seeing for seeing in self.layers if self.layer in (None, seeing.stage, seeing.name)]
         if not found:
-            names = "; ".join(seeing.title for seeing in self.layers)
+            pairs = [(seeing.stage, seeing.name) for seeing in self.layers]
+            names = ", ".join(name if stage == name else f"{stage} ({name})" for stage, name in pairs)
             raise ValueError(f"layer must be one of {names}, got {self.layer!r}")
         return found[0]
 
