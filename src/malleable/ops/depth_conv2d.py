@@ -133,7 +133,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, assign = ctx.saved_tensors
+    return _through_operator(ctx, grad, ctx.saved_tensors)
+
+
+def _through_operator(ctx: Any, grad: Tensor, saved: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    x, weight, assign = saved
     needs = list(ctx.needs_input_grad[:3])
     gradients: list[Tensor | None] = [None] * 3
     if any(needs):
@@ -166,10 +170,10 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, assign = ctx.saved_tensors
+        x, weight, assign = ctx.saved_tensors  # once: activation checkpointing gives each of them away once
         if is_recorded(grad, x, weight, assign) or not is_direct(grad, x, weight, assign):
             ctx.settings = _settings(*ctx.call)
-            return _differentiate(ctx, grad)[:4] + (None,) * 3
+            return _through_operator(ctx, grad, (x, weight, assign))[:4] + (None,) * 3
         needs = ctx.needs_input_grad
         window, groups, engine = ctx.call
         gradients: list[Tensor | None] = [None] * 3

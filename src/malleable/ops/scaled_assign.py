@@ -153,9 +153,10 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if is_recorded(grad, *ctx.saved_tensors) or not is_direct(grad, *ctx.saved_tensors):
-            return cast(tuple[Tensor, ...], _backward(grad, *ctx.saved_tensors))
-        d, centers, temperature, scale = ctx.saved_tensors
+        saved = ctx.saved_tensors  # once: activation checkpointing gives each of them away once
+        if is_recorded(grad, *saved) or not is_direct(grad, *saved):
+            return cast(tuple[Tensor, ...], _backward(grad, *saved))
+        d, centers, temperature, scale = saved
         return _gradients(grad, d, centers, temperature, scale, ctx.needs_input_grad[0])
 
 
