@@ -143,11 +143,11 @@ def test_an_exported_program_has_the_same_median() -> None:
     torch.testing.assert_close(program.module()(rgb, depth=depth), net(rgb, depth=depth))
 
 
-def test_compiled_it_is_the_same() -> None:
-    net = trained("relative")
+def test_compiled_it_is_the_same_whatever_was_compiled_before() -> None:
     rgb, depth = scene()
-    compiled = torch.compile(net, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(rgb, depth=depth, focal=60.0), net(rgb, depth=depth, focal=60.0))
+    for net in (mb.convert(lively(Tiny())), trained("relative"), trained("metric")):
+        compiled = torch.compile(net, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(rgb, depth=depth, focal=60.0), net(rgb, depth=depth, focal=60.0))
 
 
 def test_original_weights_load_beside_it() -> None:

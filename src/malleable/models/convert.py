@@ -74,7 +74,10 @@ class Converted(nn.Module):
             depth: (N, 1, H, W) metres, at the resolution of the image.
             focal: pixels of that image; a number or (N,).
         """
-        if not self.placed and self.depth_input is None:
+        channel = (
+            None if self.depth_input is None else self.depth_input.kind
+        )  # compilers guard this, no hooks
+        if not self.placed and channel is None:
             return self.model(*args, **kwargs)
         if not self.placed:
             focal = 1.0  # depth as an input has no use for it
