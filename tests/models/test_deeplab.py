@@ -234,7 +234,7 @@ class TestPretrained:
         ({"stages": (1, 2)}, r"stages must be among \(2, 3, 4, 5\), got \(1, 2\)"),
         ({"num_classes": 0}, "num_classes must be at least 1, got 0"),
         ({"conv": "3d"}, "conv must be None or one of"),
-        ({"backbone": "repvgg_a0"}, "res5"),
+        ({"backbone": "vgg16", "output_stride": 32}, "vgg16 has no k × k, k > 1, convolution to replace in res5"),
         ({"depth_encoder": "log"}, "depth_encoder must be None, 'metric' or 'relative', got 'log'"),
         ({"width": 0}, "width must be at least 1, got 0"),
         ({"backbone": "convnext_atto", "channels": (8, 16, 32, 64), "output_stride": 32}, "does not take channels="),

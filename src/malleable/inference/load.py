@@ -72,8 +72,8 @@ class Trained:
             scales, flip, window, overlap: how the image is shown to the network, see ``malleable predict --help``.
 
         Example:
-            >>> prediction = malleable.load("runs/x").predict(image, depth, focal=525.0)
-            >>> prediction.labels, prediction.probabilities, prediction.overlay()
+            >>> prediction = mb.load("runs/x").predict(image, depth, focal=525.0)  # doctest: +SKIP
+            >>> prediction.labels, prediction.probabilities, prediction.overlay()  # doctest: +SKIP
         """
         protocol = Protocol(tuple(scales), flip, window, overlap)
         return predict(self.net, self.palette, protocol, image, depth, focal, camera)

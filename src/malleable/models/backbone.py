@@ -53,8 +53,7 @@ def build(
     missing = [f"res{stage}" for stage in stages if stage not in found]
     if missing:
         raise ValueError(
-            f"stages={tuple(stages)}: {name} has no residual unit with a k × k, k > 1, convolution in "
-            f"{', '.join(missing)}"
+            f"stages={tuple(stages)}: {name} has no k × k, k > 1, convolution to replace in {', '.join(missing)}"
         )
     placed = [Placed(found[stage], f"res{stage}", seen.rate(found[stage])) for stage in stages]
     return place(features, placed, conv, kernels, options, channel), channels

@@ -74,9 +74,7 @@ class Converted(nn.Module):
             depth: (N, 1, H, W) metres, at the resolution of the image.
             focal: pixels of that image; a number or (N,).
         """
-        channel = (
-            None if self.depth_input is None else self.depth_input.kind
-        )  # compilers guard this, no hooks
+        channel = None if self.depth_input is None else self.depth_input.kind  # compilers guard this, no hooks
         if not self.placed and channel is None:
             return self.model(*args, **kwargs)
         if not self.placed:

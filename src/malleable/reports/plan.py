@@ -45,7 +45,7 @@ class Plan:
     record: str | None
     rows: tuple[str, ...]
     runs: tuple[PlannedRun, ...]
-    stress: bool
+    stress: bool = False
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,8 @@ def fit(
         accelerator, devices, nodes: see ``malleable train --help``.
 
     Example:
-        >>> malleable.fit({"data": {"root": "data/mine"}, "train": {"steps": 1000}}, "runs/mine", callback=print)
+        >>> settings = {"data": {"root": "data/mine"}, "train": {"steps": 1000}}
+        >>> mb.fit(settings, "runs/mine", callback=print)  # doctest: +SKIP
     """
     if not isinstance(config, Config):
         config = parse_config(config)

@@ -256,6 +256,7 @@ class TestBuild:
         assert not list((tmp_path / "cache").iterdir())  # nothing half built is left behind
 
     @pytest.mark.skipif(shutil.which("clang++") is None, reason="there is no clang++")
+    @pytest.mark.slow
     def test_clang_builds_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CXX", "clang++")
         if "omp" in str(reason := build.library()):
