@@ -53,6 +53,7 @@ def backend() -> str:
     return "aot_eager" if isinstance(build.library(), str) else "inductor"
 
 
+@pytest.mark.slow
 def test_compile(backend: str) -> None:
     net = Net()
     compiled = torch.compile(net, fullgraph=True, backend=backend)
@@ -93,6 +94,7 @@ def test_export_with_dynamic_sizes() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_onnx_with_dynamic_sizes(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     net = Net().eval()

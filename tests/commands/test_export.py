@@ -102,6 +102,7 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         export.write_onnx(Small(), tmp_path / "m.onnx")
 
 
+@pytest.mark.slow
 def test_torch_program_of_a_whole_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, path = write_run(tmp_path / "run"), tmp_path / "m.pt2"
     assert cli.main(["export", str(run), str(path)]) == 0

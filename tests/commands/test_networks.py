@@ -140,6 +140,7 @@ def test_push_and_pull(unet: Path, tmp_path: Path) -> None:
     assert all(torch.equal(value, weights[name]) for name, value in trained.net.state_dict().items())
 
 
+@pytest.mark.slow
 def test_export(own: Path, tmp_path: Path) -> None:
     assert cli.main(["export", str(own), str(tmp_path / "m.pt2"), "--trust"]) == 0  # compares it with PyTorch
 
