@@ -41,7 +41,7 @@ def build(
     """
     if not set(stages) <= set(STAGES):
         raise ValueError(f"stages must be among {STAGES}, got {tuple(stages)}")
-    features = _create(name, output_stride, **({} if widths is None else {"channels": tuple(widths)}))
+    features = _create(name, output_stride, widths)
     channels: list[int] = features.feature_info.channels()[-4:]
     if (conv is None or not stages) and depth_input is None:
         return Converted(features), channels
@@ -61,8 +61,7 @@ def build(
 
 def build_depth_encoder(kind: Kind, name: str, output_stride: int, widths: Sequence[int] | None) -> DepthEncoder:
     """Build the same timm network for a channel of depth, see :func:`build`."""
-    options = {} if widths is None else {"channels": tuple(widths)}
-    return DepthEncoder(kind, _create(name, output_stride, in_chans=1, **options))
+    return DepthEncoder(kind, _create(name, output_stride, widths, in_chans=1))
 
 
 def load(network: Converted, name: str, pretrained: bool | str | Path) -> None:
@@ -84,7 +83,7 @@ def require_backbone(name: str) -> None:
         raise ValueError(f"backbone must be a timm model, see timm.list_models(), got {name!r}{question}")
 
 
-def _create(name: str, output_stride: int, **options: Any) -> Any:
+def _create(name: str, output_stride: int, widths: Sequence[int] | None = None, **options: Any) -> Any:
     """Make timm's ``name`` return a list of feature maps, the last at ``output_stride``."""
     import timm  # takes a second to import
 
@@ -93,6 +92,8 @@ def _create(name: str, output_stride: int, **options: Any) -> Any:
     require_backbone(name)
     if output_stride != 32:
         options["output_stride"] = output_stride
+    if widths is not None:
+        options["channels"] = tuple(widths)
     try:
         network: Any = timm.create_model(name, features_only=True, **options)
     except (TypeError, AssertionError, NotImplementedError) as error:
