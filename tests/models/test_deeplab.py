@@ -236,6 +236,7 @@ class TestPretrained:
         ({"conv": "3d"}, "conv must be None or one of"),
         ({"backbone": "vgg16", "output_stride": 32}, "vgg16 has no k × k, k > 1, convolution to replace in res5"),
         ({"depth_encoder": "log"}, "depth_encoder must be None, 'metric' or 'relative', got 'log'"),
+        ({"channels": (8, 8)}, r"channels must be four positive numbers, of res2 … res5, got \(8, 8\)"),
         ({"width": 0}, "width must be at least 1, got 0"),
         ({"backbone": "convnext_atto", "channels": (8, 16, 32, 64), "output_stride": 32}, "does not take channels="),
     ],

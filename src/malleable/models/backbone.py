@@ -41,6 +41,8 @@ def build(
     """
     if not set(stages) <= set(STAGES):
         raise ValueError(f"stages must be among {STAGES}, got {tuple(stages)}")
+    if widths is not None and (len(widths) != len(STAGES) or min(widths) < 1):
+        raise ValueError(f"channels must be four positive numbers, of res2 … res5, got {tuple(widths)}")
     features = _create(name, output_stride, widths)
     channels: list[int] = features.feature_info.channels()[-4:]
     if (conv is None or not stages) and depth_input is None:
