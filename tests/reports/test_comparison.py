@@ -71,6 +71,16 @@ def test_gains_are_taken_seed_by_seed() -> None:
     assert study().to_dict()["rows"][0]["gain"].keys() == {"mean", "spread", "n"}  # the first row beside itself
 
 
+def test_what_the_last_quarter_added_tells_what_has_levelled_off() -> None:
+    curves = {"RGB": {5: 1.0, 14: 2.0, 15: 39.0}, "ours": {10: 2.0}}  # of 20 steps
+    found = {run: replace(seen, curve=seen.curve | curves[run.row]) for run, seen in results().items()}
+    rgb, ours = study(found).to_dict()["rows"]
+    assert rgb["last_quarter"] == {"mean": 2.0, "n": 2, "spread": pytest.approx(2**0.5)}
+    assert ours["last_quarter"] is None
+    cells = score_cells(study(found))
+    assert [line[-1] for line in cells] == ["last quarter", "+2.00 ± 1.41", ""]
+
+
 def test_a_seed_that_one_row_lacks_does_not_count_for_the_gain() -> None:
     partial = study({run: found for run, found in results().items() if str(run) != "RGB, seed 0"})
     assert partial.rows[1].gain == (7.0, None, 1)

@@ -29,6 +29,7 @@ class Compared:
         counted: the runs that were measured alike and after as many steps, with their scores: the largest such set.
         scores, iou: means over these runs, by the name of the score and by class; None if no run has it.
         stress: the mean mIoU by the name of a fault of depth, where that was measured.
+        last_quarter: what the last quarter of the updates added to its mIoU; little if it has levelled off.
         gain: how far its mIoU is above the baseline's, over the seeds that both have, or of one run each. None if there
             is no such pair, or if the two were not measured alike, at the same step or the end of training.
     """
@@ -40,6 +41,7 @@ class Compared:
     iou: Mapping[str, Average | None]
     gain: Average | None
     stress: Mapping[str, Average | None]
+    last_quarter: Average | None
 
     @property
     def config(self) -> Config:
@@ -106,7 +108,8 @@ class Comparison:
             faults = dict.fromkeys(fault for each in measured for fault in each.stress)
             stress = {fault: Average.of(each.stress.get(fault, math.nan) for each in measured) for fault in faults}
             gain = _gain(counted[name], first, alone=len(runs) == len(rows[baseline]) == 1)
-            self.rows.append(Compared(name, tuple(runs), counted[name], means, iou, gain, stress))
+            late = Average.of(added for run, _ in counted[name] if (added := run.last_quarter) is not None)
+            self.rows.append(Compared(name, tuple(runs), counted[name], means, iou, gain, stress, late))
         self.baseline = next(row for row in self.rows if row.name == baseline)
 
     def to_dict(self) -> dict[str, Any]:
@@ -118,6 +121,7 @@ class Comparison:
                     "name": row.name,
                     **{name: _summary(average) for name, average in row.scores.items()},
                     "gain": _summary(row.gain, tested=row is not self.baseline),
+                    "last_quarter": _summary(row.last_quarter),
                     **({"stress": {f: _summary(a) for f, a in row.stress.items()}} if row.stress else {}),
                     "runs": {run.config.train.seed: run.to_dict() for run in row.runs if run.scores is not None},
                 }

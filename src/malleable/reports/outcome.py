@@ -61,6 +61,18 @@ class Run:
         return self.scores is not None and (self.scores.step or self.step) >= self.config.train.steps
 
     @property
+    def last_quarter(self) -> float | None:
+        """Tell how much mIoU the last quarter of its updates added; None if it was not validated where that began.
+
+        The validation nearest to three quarters counts, if it is within a twentieth of all steps.
+        """
+        steps = self.config.train.steps
+        begun = min(self.curve, key=lambda step: abs(step - 0.75 * steps), default=0)
+        if steps not in self.curve or abs(begun - 0.75 * steps) > 0.05 * steps:
+            return None
+        return self.curve[steps] - self.curve[begun]
+
+    @property
     def cost(self) -> Cost | None:
         """Count what one image of the size that training crops costs.
 

@@ -30,7 +30,8 @@ def print_table(comparison: Comparison) -> None:
     cells = score_cells(comparison)
     seeds = "; mean ± standard deviation over seeds" if any(len(row.counted) > 1 for row in comparison.rows) else ""
     test = "; p of the gain by a two-sided t-test" if "p" in cells[0] else ""
-    print_cells(cells, comparison.title, f"percent{seeds}{test}")
+    late = "; last quarter: mIoU that the last quarter of the updates added" if "last quarter" in cells[0] else ""
+    print_cells(cells, comparison.title, f"percent{seeds}{test}{late}")
 
 
 def to_markdown(comparison: Comparison) -> str:
@@ -45,14 +46,16 @@ def to_markdown(comparison: Comparison) -> str:
 
 
 def score_cells(comparison: Comparison) -> list[list[str]]:
-    """Give a heading, then a line for each row with a result; p only if a row has one."""
+    """Give a heading, then a line for each row with a result; p and the last quarter only if a row has one."""
     first = comparison.baseline
-    lines = [["", "seeds", *SCORES.values(), f"mIoU above {first.name}", "p"]]
+    lines = [["", "seeds", *SCORES.values(), f"mIoU above {first.name}", "p", "last quarter"]]
     for row in _measured(comparison):
         number = f" (n = {row.gain.n})" if row.gain and row.gain.n < len(row.counted) else ""
         gain = ["", ""] if row is first else [shown(row.gain, "+") + number, shown_p(row.gain)]
-        lines.append([row.name, str(len(row.counted)), *map(shown, row.scores.values()), *gain])
-    return lines if any(line[-1] for line in lines[1:]) else [line[:-1] for line in lines]
+        late = shown(row.last_quarter, "+") if row.last_quarter else ""
+        lines.append([row.name, str(len(row.counted)), *map(shown, row.scores.values()), *gain, late])
+    kept = [place for place, name in enumerate(lines[0]) if place < 6 or any(line[place] for line in lines[1:])]
+    return [[line[place] for place in kept] for line in lines]
 
 
 def stress_cells(comparison: Comparison) -> list[list[str]]:
