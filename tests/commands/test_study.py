@@ -36,7 +36,7 @@ def write_tiny(folder: Path, steps: int, stress: bool = False) -> Path:
         "data": {"root": str(make_data(folder / "tiny")), "crop": [32, 32], "workers": 0},
         "train": {"steps": steps, "batch_size": 2, "log_every": 1},
     }
-    rows = {"rows": {"ours": {}}, "seeds": [0], "stress": stress}
+    rows = {"rows": {"ours": {}}, "seeds": [0], "stress": stress, "faults": ["no depth", "depth × 4"] if stress else []}
     study = {"title": "Tiny", "out": str(folder / "out"), "settings": settings, **rows}
     (folder / "study.yaml").write_text(json.dumps(study))  # JSON is YAML
     return folder / "study.yaml"
@@ -288,6 +288,7 @@ def test_it_trains_for_real_and_writes_the_report(tmp_path: Path, capsys: pytest
     assert "| no depth |" in (tmp_path / "out/table.md").read_text()
     (row,) = json.loads((tmp_path / "out/results.json").read_text())["rows"]
     assert 0 <= row["miou"]["mean"] <= 100
+    assert list(row["stress"]) == ["depth × 4", "no depth"]
     assert row["stress"]["depth × 4"]["mean"] == row["miou"]["mean"]
     assert row["runs"]["0"]["stress"]["depth × 4"] == row["miou"]["mean"]
     assert "layer2.0.conv1/temperature" in row["runs"]["0"]["receptive_field"]

@@ -14,7 +14,7 @@ import malleable as mb
 from helpers.toys import scenes, write_run
 from malleable import cli
 from malleable.data import FolderWriter
-from malleable.data.faults import STRESSES
+from malleable.data.faults import STRESSES, chosen_stresses
 from malleable.figures.stress import stress
 from malleable.inference.evaluate import evaluate_network
 from malleable.inference.stress import stress_network
@@ -86,6 +86,15 @@ def test_the_command_writes_table_figure_and_json(tmp_path: Path, capsys: pytest
     (tmp_path / "r.json").unlink()
     assert cli.main(command) == 1
     assert "stress.png exists and is left as it is" in capsys.readouterr().err
+
+
+def test_some_faults_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [fault.name for fault in chosen_stresses(("no depth", "depth × 4"))] == ["depth × 4", "no depth"]
+    assert chosen_stresses(()) is STRESSES
+    assert cli.main(["evaluate", "runs/x", "--stress", "--faults", "no depht"]) != 0
+    assert "'no depht'" in capsys.readouterr().err
+    assert cli.main(["evaluate", "runs/x", "--faults", "no depth"]) != 0
+    assert "no effect without --stress" in capsys.readouterr().err
 
 
 def test_the_figure_has_a_line_a_row_from_no_fault_on() -> None:

@@ -107,6 +107,8 @@ def test_a_file_may_build_on_another(tmp_path: Path) -> None:
         (("title: Two methods", ""), r"yaml: the following arguments are required: title$"),
         (("  RGB:", "  EXTRA:"), "must differ in letters or digits, whatever their case, got 'extra' and 'EXTRA'"),
         (("  RGB:", "  '!?':"), "need a letter or digit, got '!\\?'"),
+        (("seeds: [3, 4]", "faults: [no depth]"), r"yaml: faults has no effect without stress: true"),
+        (("seeds: [3, 4]", "stress: true\nfaults: [fog]"), r"yaml: faults must be some of .*; no depth;.*got 'fog'$"),
         (("seeds: [3, 4]", "seeds: three"), r"yaml: seeds must be whole numbers, got three$"),
     ],
 )

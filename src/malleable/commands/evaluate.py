@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from malleable.data.faults import chosen_stresses
 from malleable.data.open import open_dataset
 from malleable.files import check_free, whole_file, write_whole
 from malleable.inference.evaluate import evaluate_network
@@ -18,6 +19,7 @@ from malleable.inference.stress import stress_network
 from malleable.reports.statistics import number
 from malleable.reports.tables import print_cells
 from malleable.runs.scores import RESULTS, Protocol, Scores
+from malleable.runs.settings import UsageError
 
 STRESS = "stress.png"
 
@@ -31,6 +33,7 @@ def evaluate(
     window: tuple[int, int] | None = None,
     overlap: float = 1 / 3,
     stress: bool = False,
+    faults: tuple[str, ...] = (),
     out: str | None = None,
     csv: str | None = None,
     confusion: str | None = None,
@@ -52,6 +55,7 @@ def evaluate(
         overlap: the least share of a window that its neighbour sees too.
         stress: measure also what is left when depth has another scale, noise, holes, 8 bits, a shift, another focal
             length or is gone, and draw it beside the JSON file as stress.png.
+        faults: the faults to try with --stress, by the names that its table has; all of them by default.
         out: JSON file to write; results.json in the run's folder by default.
         csv: CSV file to write, a line per class.
         confusion: CSV file to write, the confusion matrix in pixels.
@@ -62,6 +66,9 @@ def evaluate(
         trust: import the package.module:factory that the checkpoint names as its network, and run it.
     """
     protocol = Protocol(scales, flip, window, overlap)
+    if faults and not stress:
+        raise UsageError(f"faults has no effect without --stress, got {'; '.join(faults)}; add it, or leave faults out")
+    chosen = chosen_stresses(faults)
     trained = load_trained(checkpoint, device, trust)
     data = trained.config.data if trained.config is not None else None
     dataset = dataset or (data.root if data is not None else None)
@@ -82,8 +89,8 @@ def evaluate(
         trained.net, samples, protocol, split=split, step=trained.step, workers=workers, progress=True
     )
     if stress:
-        faults = stress_network(trained.net, samples, protocol, scores.miou, split=split, workers=workers)
-        scores = replace(scores, stress=faults)
+        left = stress_network(trained.net, samples, protocol, scores.miou, chosen, split=split, workers=workers)
+        scores = replace(scores, stress=left)
     found = json_format.dumps(scores.to_dict(), indent=1)
     contents = (f"{found}\n", classes_csv(scores), confusion_csv(scores))
     for path, content in zip((results_path, csv, confusion), contents, strict=True):

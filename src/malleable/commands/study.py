@@ -72,7 +72,7 @@ def study(
         place = plan.runs.index(run) + 1
         print(f"[{place}/{len(plan.runs)}] {run}: {run.config.train.steps} steps", file=sys.stderr, flush=True)
         code, task = 0, None
-        while not code and (left := next_task(run, folder / run.folder, plan.stress)) not in (None, task):
+        while not code and (left := next_task(run, folder / run.folder, plan)) not in (None, task):
             task = left
             code = start(task, launcher)
         if code in _STOPPED:
@@ -102,14 +102,15 @@ def check_ours(page: Path, kept: Path) -> None:
         )
 
 
-def next_task(run: PlannedRun, folder: Path, stress: bool) -> list[str] | None:
+def next_task(run: PlannedRun, folder: Path, plan: Plan) -> list[str] | None:
     """Give the arguments of the command that ``run`` needs next: training, or testing it with faults; None if done."""
     trained = finished(run, folder)
     if trained is None:
         write_settings(folder, run.config)
         return ["train", "--config", str(folder / SETTINGS), "--resume", "auto"]
-    if stress and trained.scores is not None and not trained.scores.stress:
-        return ["evaluate", str(folder), "--stress", "--overwrite"]
+    if plan.stress and trained.scores is not None and not trained.scores.stress:
+        faults = [f"--faults={json.dumps(plan.faults, ensure_ascii=False)}"] if plan.faults else []
+        return ["evaluate", str(folder), "--stress", *faults, "--overwrite"]
     return None
 
 

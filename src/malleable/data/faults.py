@@ -161,3 +161,12 @@ STRESSES: Sequence[Stress] = (
     *(Stress(f"focal length × {factor:g}", "focal", factor, partial(_focal, factor=factor)) for factor in (0.8, 1.2)),
 )
 """What ``malleable evaluate --stress`` tries, in the order of its table."""
+
+
+def chosen_stresses(names: Sequence[str]) -> Sequence[Stress]:
+    """Find faults by their names, in the order of the table; all for none."""
+    known = [stress.name for stress in STRESSES]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"faults must be some of {'; '.join(known)}, got {name!r}")
+    return [stress for stress in STRESSES if stress.name in names] if names else STRESSES

@@ -27,10 +27,12 @@ def stress(rows: Mapping[str, tuple[float, Mapping[str, float]]]) -> Figure:
     Args:
         rows: shown name → mIoU without a fault, and by the name of the fault.
     """
-    others = [stress for stress in STRESSES if stress.family not in _AXES]
-    figure, panels = new_figure(11.5, 6.2 + 0.22 * -(-len(rows) // 3), 2, len(_AXES))
+    measured = [stress for stress in STRESSES if any(stress.name in found for _, found in rows.values())]
+    others = [stress for stress in measured if stress.family not in _AXES]
+    axes = {family: axis for family, axis in _AXES.items() if family in {stress.family for stress in measured}}
+    figure, panels = new_figure(11.5, 6.2 + 0.22 * -(-len(rows) // 3), 2, max(len(axes), 1))
     lines: dict[str, Any] = {}
-    for place, (family, (label, none)) in enumerate(_AXES.items()):
+    for place, (family, (label, none)) in enumerate(axes.items()):
         panel = panels[0, place]
         for number, (name, (clean, found)) in enumerate(rows.items()):
             points = sorted([(none, clean), *((s.strength, found[s.name]) for s in _of(family) if s.name in found)])

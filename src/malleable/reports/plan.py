@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from malleable.data.faults import chosen_stresses
 from malleable.models.backbone import require_backbone
 from malleable.models.foreign import DEEPLAB, require_network
 from malleable.runs.config import Config, parse_config
@@ -35,8 +36,9 @@ class PlannedRun:
 class Plan:
     """Describes a study. ``out`` is the folder of the runs, ``record`` that of the results; None is the same folder.
 
-    With ``stress`` each run is tested with faults of depth once it is trained. ``runs`` has every row with its first
-    seed, then with its second, so that what is done can be compared; rows with fewer seeds come last.
+    With ``stress`` each run is tested with faults of depth once it is trained: with ``faults``, or with all if that is
+    empty. ``runs`` has every row with its first seed, then with its second, so that what is done can be compared; rows
+    with fewer seeds come last.
     """
 
     title: str
@@ -46,6 +48,7 @@ class Plan:
     rows: tuple[str, ...]
     runs: tuple[PlannedRun, ...]
     stress: bool = False
+    faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class _File:
     intro: str = ""
     record: str | None = None
     stress: bool = False
+    faults: tuple[str, ...] = ()
 
 
 def read_plan(path: Path, steps: int | None = None) -> Plan:
@@ -99,7 +103,13 @@ def read_plan(path: Path, steps: int | None = None) -> Plan:
     if not runs:
         raise UsageError(f"{path} has no run: give it rows and seeds")
     ordered = tuple(run for _, _, run in sorted(runs, key=lambda entry: entry[:2]))
-    return Plan(file.title, file.intro, file.out, file.record, tuple(file.rows), ordered, file.stress)
+    try:
+        faults = tuple(fault.name for fault in chosen_stresses(file.faults)) if file.faults else ()
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from error
+    if faults and not file.stress:
+        raise UsageError(f"{path}: faults has no effect without stress: true; add it, or leave faults out")
+    return Plan(file.title, file.intro, file.out, file.record, tuple(file.rows), ordered, file.stress, faults)
 
 
 def part(runs: tuple[PlannedRun, ...], only: str | None) -> tuple[PlannedRun, ...]:
