@@ -118,7 +118,6 @@ int guarded(F run) {
 }
 
 inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
-
 }  // namespace
 
 // Shapes and settings of one call. Strides are in elements: n, c, h, w.
@@ -234,7 +233,10 @@ void transpose(const From* in, int64_t in_pitch, int rows, int columns, To* out,
     for (; j + kLanes <= columns; j += kLanes) {
       Vec tile[kLanes];
       MALLEABLE_UNROLL
-      for (int l = 0; l < kLanes; ++l) tile[l] = load_lanes(in + (i + l) * in_pitch + j);
+      for (int l = 0; l < kLanes; ++l) {
+        tile[l] = load_lanes(in + (i + l) * in_pitch + j);
+        __builtin_prefetch(in + (i + l + kLanes) * in_pitch + j);
+      }
       transpose_step<kLanes / 2>(tile);
       MALLEABLE_UNROLL
       for (int l = 0; l < kLanes; ++l) store_lanes(out + (j + l) * out_pitch + i, tile[l]);
@@ -331,6 +333,12 @@ inline Region input_of(const Problem& p, Region out) {
           (out.columns - 1) * p.sw + (p.kw - 1) * p.dw + 1};
 }
 
+// The first of `count` numbers `from`, `from + step`, ... that is not below 0, and the first that is not below `size`.
+inline int first_inside(int from, int step) { return from >= 0 ? 0 : (-from + step - 1) / step; }
+inline int first_beyond(int from, int step, int size, int count) {
+  return from >= size ? 0 : int(std::min<int64_t>(count, (int64_t(size) - from + step - 1) / step));
+}
+
 inline int floor_div(int a, int b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 
 // The region of the output that reads a region of the input.
@@ -341,6 +349,5 @@ inline Region output_of(const Problem& p, Region in) {
   const int last_column = floor_div(in.column + in.columns - 1 + p.left, p.sw);
   return {row, column, std::max(0, last_row - row + 1), std::max(0, last_column - column + 1)};
 }
-
 
 }  // namespace

@@ -15,6 +15,7 @@ namespace {
 // kLanes rows of weights, (channel, tap) along each, to [tap][channel][kPanel]: whole cache lines both ways.
 template <typename T>
 void pack_rows(const T* from, int64_t pitch, int columns, int taps, int64_t slab, float* to) {
+  int tap = 0;
   for (int m = 0; m < columns; m += kLanes) {
     const int count = std::min(kLanes, columns - m);
     Vec tile[kLanes];
@@ -26,7 +27,10 @@ void pack_rows(const T* from, int64_t pitch, int columns, int taps, int64_t slab
       for (int l = 0; l < count; ++l)
         for (int r = 0; r < kLanes; ++r) tile[l][r] = from[r * pitch + m + l];
     }
-    for (int l = 0; l < count; ++l) store(to + (m + l) % taps * slab + int64_t((m + l) / taps) * kPanel, tile[l]);
+    for (int l = 0; l < count; ++l) {
+      store(to + tap * slab, tile[l]);
+      if (++tap == taps) tap = 0, to += kPanel;
+    }
   }
 }
 
@@ -86,8 +90,7 @@ void forward(const Problem& p, const T* x, const T* weight, const T* assign, T* 
 #pragma omp parallel num_threads(p.threads) if (p.is_large())
     {
       float *in = ins.mine(), *out = outs.mine();
-      std::vector<Entry> list;
-      list.reserve(largest.pixels());
+      Joined joined(largest.pixels());
 #pragma omp for collapse(2) schedule(dynamic)
       for (int n = 0; n < p.batch; ++n)
         for (int b = 0; b < blocks.count(); ++b) {
@@ -97,27 +100,16 @@ void forward(const Problem& p, const T* x, const T* weight, const T* assign, T* 
             const int depth = std::min(chunk, c - first);
             gather(x + n * p.x_stride[0] + (group * c + first) * p.x_stride[1], p.x_stride, p.height, p.width, depth,
                    source, in, depth);
-            for (int t = 0; t < taps; ++t)
-              for (int k = 0; k < p.kernels; ++k) {
-                const bool one = collapse && t == center;
-                if (one && k > 0) continue;
-                const T* a = assign + ((int64_t(n) * p.kernels + k) * taps + t) * pixels;
-                list.clear();
-                for (int i = 0; i < r.rows; ++i) {
-                  const int row = (r.row + i) * p.sh - p.top + t / p.kw * p.dh;
-                  if (row < 0 || row >= p.height) continue;
-                  const T* line = a + int64_t(r.row + i) * p.out_width + r.column;
-                  const float* from = in + int64_t(row - source.row) * source.columns * depth;
-                  for (int j = 0; j < r.columns; ++j) {
-                    const int column = (r.column + j) * p.sw - p.left + t % p.kw * p.dw;
-                    const float scale = one ? 1.0f : float(line[j]);
-                    if (scale != 0 && column >= 0 && column < p.width)
-                      list.push_back({from + int64_t(column - source.column) * depth,
-                                      out + int64_t(i * r.columns + j) * pitch, scale, 0});
-                  }
-                }
-                walk(list, packed + (int64_t(k) * taps + t) * slab, c, first, depth, o, nullptr, 0, nullptr);
+            for (int t = 0; t < taps; ++t) {
+              joined.clear();
+              for_each_line(p, r, t, [&](const Line& l) { joined.add(l, source); });
+              const bool one = collapse && t == center;
+              for (int k = 0; k < (one ? 1 : p.kernels); ++k) {
+                const T* a = one ? nullptr : assign + ((int64_t(n) * p.kernels + k) * taps + t) * pixels;
+                walk(joined.taken(a), {in, depth}, out, pitch, packed + (int64_t(k) * taps + t) * slab, c, first, o,
+                     nullptr, nullptr);
               }
+            }
           }
           scatter(out, pitch, y + n * p.y_stride[0] + group * o * p.y_stride[1], p.y_stride, o, r);
         }
@@ -148,9 +140,7 @@ void backward_data(const Problem& p, const T* grad, const T* x, const T* weight,
 #pragma omp parallel num_threads(p.threads) if (p.is_large())
     {
       float *in = ins.mine(), *out = outs.mine(), *features = others.mine();
-      std::vector<Entry> list;
-      list.reserve(largest.pixels());
-      std::vector<int64_t> where(largest.pixels());
+      Joined joined(largest.pixels());
       std::vector<float> dots(largest.pixels());
 #pragma omp for collapse(2) schedule(dynamic)
       for (int n = 0; n < p.batch; ++n)
@@ -164,34 +154,23 @@ void backward_data(const Problem& p, const T* grad, const T* x, const T* weight,
             const int depth = std::min(chunk, o - first);
             gather(grad + n * p.y_stride[0] + (group * o + first) * p.y_stride[1], p.y_stride, p.out_height,
                    p.out_width, depth, source, in, depth);
-            for (int t = 0; t < taps; ++t)
-              for (int k = 0; k < p.kernels; ++k) {
-                const bool one = collapse && t == center;
-                if (one && k > 0) continue;
+            for (int t = 0; t < taps; ++t) {
+              joined.clear();
+              for_each_line_back(p, r, t, [&](const Line& l) { joined.add(l, source); });
+              const bool one = collapse && t == center;
+              for (int k = 0; k < (one ? 1 : p.kernels); ++k) {
                 const int64_t plane = ((int64_t(n) * p.kernels + k) * taps + t) * pixels;
-                list.clear();
-                for (int i = 0; i < r.rows; ++i) {
-                  const int row = r.row + i + p.top - t / p.kw * p.dh;
-                  if (row < 0 || row % p.sh || row / p.sh >= p.out_height) continue;
-                  for (int j = 0; j < r.columns; ++j) {
-                    const int column = r.column + j + p.left - t % p.kw * p.dw;
-                    if (column < 0 || column % p.sw || column / p.sw >= p.out_width) continue;
-                    const int64_t at = plane + int64_t(row / p.sh) * p.out_width + column / p.sw;
-                    const float scale = one ? 1.0f : float(assign[at]);
-                    if (scale == 0 && !grad_assign) continue;
-                    const int64_t from =
-                        int64_t(row / p.sh - source.row) * source.columns + (column / p.sw - source.column);
-                    where[list.size()] = at;
-                    list.push_back({in + from * depth, out + int64_t(i * r.columns + j) * pitch, scale,
-                                    i * r.columns + j});
-                  }
+                const T* a = one ? nullptr : assign + plane;
+                const float* w = packed + (int64_t(k) * taps + t) * slab;
+                if (!grad_assign) {
+                  walk(joined.taken(a), {in, depth}, out, pitch, w, o, first, c, nullptr, nullptr);
+                  continue;
                 }
-                if (grad_assign) std::fill(dots.begin(), dots.begin() + list.size(), 0.0f);
-                walk(list, packed + (int64_t(k) * taps + t) * slab, o, first, depth, c, features, pitch,
-                     grad_assign ? dots.data() : nullptr);
-                if (grad_assign)
-                  for (size_t i = 0; i < list.size(); ++i) grad_assign[where[i]] += dots[i];
+                std::fill(dots.begin(), dots.end(), 0.0f);
+                walk(joined.everyone(a), {in, depth}, out, pitch, w, o, first, c, features, dots.data());
+                joined.put(dots.data(), grad_assign + plane);
               }
+            }
           }
           if (grad_x)
             scatter(out, pitch, grad_x + n * p.grad_x_stride[0] + group * c * p.grad_x_stride[1], p.grad_x_stride, c,

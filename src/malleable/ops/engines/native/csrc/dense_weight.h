@@ -57,7 +57,7 @@ void backward_weight(const Problem& p, const T* grad, const T* x, const T* assig
 #pragma omp parallel num_threads(p.threads) if (p.is_large())
     {
       float *in = ins.mine(), *out = outs.mine(), *scaled = products.mine();
-      std::vector<const float*> rows(largest.pixels());
+      Joined joined(largest.pixels());
 #pragma omp for collapse(2) schedule(static)
       for (int share = 0; share < shares; ++share)
         for (int slice = 0; slice < columns; ++slice) {
@@ -71,35 +71,27 @@ void backward_weight(const Problem& p, const T* grad, const T* x, const T* assig
               const int depth = std::min(chunk, std::min(c, (slice + 1) * per_column) - first);
               gather(x + n * p.x_stride[0] + (group * c + first) * p.x_stride[1], p.x_stride, p.height, p.width, depth,
                      source, in, depth);
-              for (int t = 0; t < taps; ++t)
-                for (int k = 0; k < p.kernels; ++k) {
-                  const bool one = collapse && t == center;
-                  if (one && k > 0) continue;
-                  const T* a = assign + ((int64_t(n) * p.kernels + k) * taps + t) * pixels;
-                  int count = 0;
-                  for (int i = 0; i < r.rows; ++i) {
-                    const int row = (r.row + i) * p.sh - p.top + t / p.kw * p.dh;
-                    if (row < 0 || row >= p.height) continue;
-                    const T* line = a + int64_t(r.row + i) * p.out_width + r.column;
-                    const float* from = in + int64_t(row - source.row) * source.columns * depth;
-                    for (int j = 0; j < r.columns; ++j) {
-                      const int column = (r.column + j) * p.sw - p.left + t % p.kw * p.dw;
-                      const float scale = one ? 1.0f : float(line[j]);
-                      if (scale == 0 || column < 0 || column >= p.width) continue;
-                      float* to = scaled + int64_t(count) * depth;
-                      const float* pixel = from + int64_t(column - source.column) * depth;
-                      for (int d = 0; d < depth; ++d) to[d] = scale * pixel[d];
-                      rows[count++] = out + int64_t(i * r.columns + j) * pitch;
-                    }
+              for (int t = 0; t < taps; ++t) {
+                joined.clear();
+                for_each_line(p, r, t, [&](const Line& l) { joined.add(l, source); });
+                const bool one = collapse && t == center;
+                for (int k = 0; k < (one ? 1 : p.kernels); ++k) {
+                  const T* a = one ? nullptr : assign + ((int64_t(n) * p.kernels + k) * taps + t) * pixels;
+                  const List& list = joined.taken(a);
+                  for (int i = 0; i < list.count; ++i) {
+                    const float scale = list.scale[i], *pixel = in + int64_t(list.from[i]) * depth;
+                    float* to = scaled + int64_t(i) * depth;
+                    for (int d = 0; d < depth; ++d) to[d] = scale * pixel[d];
                   }
                   float* sums = parts + share * part + ((int64_t(k) * taps + t) * c + first) * pitch;
                   for (int v = 0; v < o; v += kPanel) {
                     const int vectors = (std::min(kPanel, o - v) + kLanes - 1) / kLanes;
                     for (int d = 0; d < depth; d += kRows)
-                      kOuter.of[std::min(kRows, depth - d)][vectors](scaled + d, depth, rows.data(), v, count,
+                      kOuter.of[std::min(kRows, depth - d)][vectors](list, scaled + d, depth, {out, pitch}, v,
                                                                      sums + int64_t(d) * pitch + v, pitch);
                   }
                 }
+              }
             }
           }
         }

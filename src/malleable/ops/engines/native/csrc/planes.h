@@ -83,12 +83,6 @@ struct Map {
   int height, width;
 };
 
-// The first of `count` numbers `from`, `from + step`, ... that is not below 0, and the first that is not below `size`.
-inline int first_inside(int from, int step) { return from >= 0 ? 0 : (-from + step - 1) / step; }
-inline int first_beyond(int from, int step, int size, int count) {
-  return from >= size ? 0 : int(std::min<int64_t>(count, (int64_t(size) - from + step - 1) / step));
-}
-
 template <typename From, typename To>
 inline void copy_line(const From* from, int64_t from_step, To* to, int64_t to_step, int count) {
   if (from_step == 1 && to_step == 1)
