@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import malleable as mb
 from helpers.networks import Tiny, Unit, relative_error, scene
 from malleable.models.convert import Converted
+from malleable.models.depth_input import Kind
 
 RGB, DEPTH = scene()
 OTHER_DEPTH = scene(seed=1)[1]
@@ -32,9 +33,9 @@ class Checkpointed(nn.Module):
         return checkpoint(self.module, x, use_reentrant=self.use_reentrant)
 
 
-def network() -> Converted:
+def network(depth_input: Kind | None = None) -> Converted:
     torch.manual_seed(0)
-    return mb.convert(Tiny(), where=["stage1.0.spatial", "stage2.0.spatial"])
+    return mb.convert(Tiny(), where=["stage1.0.spatial", "stage2.0.spatial"], depth_input=depth_input)
 
 
 def checkpointed_network(use_reentrant: bool) -> Converted:
@@ -262,8 +263,9 @@ class TestDistributed:
         yield
         torch.distributed.destroy_process_group()
 
-    def test_ddp(self, group: None) -> None:
-        net, plain = network(), network()
+    @pytest.mark.parametrize("depth_input", [None, "metric"])
+    def test_ddp(self, group: None, depth_input: Kind | None) -> None:
+        net, plain = network(depth_input), network(depth_input)
         loss = run(nn.parallel.DistributedDataParallel(net)).sum()
         for a, b in zip(gradients(net, loss), gradients(plain, run(plain).sum()), strict=True):
             torch.testing.assert_close(a, b)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.layers import StdConv2d
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import malleable as mb
 from helpers.networks import Tiny, lively, scene
@@ -21,9 +22,11 @@ from malleable.models.depth_input import Kind, depth_channel
 KINDS: list[Kind] = ["metric", "relative"]
 
 
-def trained(kind: Kind, conv: str | None = "malleable", **options: Any) -> mb.models.convert.Converted:
+def trained(
+    kind: Kind, conv: str | None = "malleable", model: type[Tiny] = Tiny, **options: Any
+) -> mb.models.convert.Converted:
     """A converted network whose weights of the channel are no longer zero."""
-    net = mb.convert(lively(Tiny()), conv, depth_input=kind, **options)
+    net = mb.convert(lively(model()), conv, depth_input=kind, **options)
     assert net.depth_input is not None
     nn.init.normal_(net.depth_input.conv.weight, generator=torch.Generator().manual_seed(0))
     return net
@@ -124,8 +127,9 @@ def test_also_where_the_first_convolution_itself_is_replaced() -> None:
     assert (net(rgb, depth=flat, focal=60.0) - model(rgb)).abs().max() > 0.1
 
 
-def test_copies_and_pickles_have_a_channel_of_their_own() -> None:
-    net = trained("relative")
+@pytest.mark.parametrize("where", ["first-of-stage", "all"])
+def test_copies_and_pickles_have_a_channel_of_their_own(where: str) -> None:
+    net = trained("relative", where=where)
     rgb, depth = scene()
     expected = net(rgb, depth=depth, focal=60.0)
     twin = copy.deepcopy(net)
@@ -143,12 +147,50 @@ def test_an_exported_program_has_the_same_median() -> None:
     torch.testing.assert_close(program.module()(rgb, depth=depth), net(rgb, depth=depth))
 
 
-def test_compiled_it_is_the_same_whatever_was_compiled_before() -> None:
-    torch._dynamo.reset()  # graphs that other tests broke on purpose are kept without guards on hooks
+class Breaking(Tiny):
+    """Breaks its graph, after which compilers keep the frames of its parts, to be used for other networks too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        torch._dynamo.graph_break()
+        return self.stage2(self.stage1(x))
+
+
+@pytest.mark.parametrize("model", [Tiny, Breaking])
+def test_compiled_it_is_the_same_whatever_was_compiled_before(model: type[Tiny]) -> None:
     rgb, depth = scene()
-    for net in (mb.convert(lively(Tiny())), trained("relative"), trained("metric")):
-        compiled = torch.compile(net, backend="eager", fullgraph=True)
+    plain = mb.convert(lively(model()))
+    for net in (plain, trained("relative", model=model), trained("metric", model=model), plain):
+        compiled = torch.compile(net, backend="eager", fullgraph=model is Tiny)
         torch.testing.assert_close(compiled(rgb, depth=depth, focal=60.0), net(rgb, depth=depth, focal=60.0))
+
+
+def test_names_and_order_are_those_of_the_network_then_its_own() -> None:
+    net, plain = (mb.convert(Tiny(), where="all", depth_input=kind) for kind in ("metric", None))
+    assert list(net.state_dict()) == [*plain.state_dict(), "depth_input.conv.weight"]
+    parameters = [name for name, _ in net.named_parameters()]
+    assert parameters == [*(name for name, _ in plain.named_parameters()), "depth_input.conv.weight"]
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_activation_checkpointing_runs_it_again(use_reentrant: bool) -> None:
+    net = trained("relative")
+    twin = copy.deepcopy(net)
+    twin.model.stem = Again(twin.model.stem, use_reentrant)
+    rgb, depth = scene()
+    for each in (net, twin):
+        each(rgb.requires_grad_(), depth=depth, focal=60.0).sum().backward()
+    first, second = (each.get_parameter("depth_input.conv.weight").grad for each in (net, twin))
+    torch.testing.assert_close(first, second)
+
+
+class Again(nn.Module):
+    def __init__(self, module: nn.Module, use_reentrant: bool) -> None:
+        super().__init__()
+        self.module, self.use_reentrant = module, use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.module, x, use_reentrant=self.use_reentrant)
 
 
 def test_original_weights_load_beside_it() -> None:
@@ -166,6 +208,11 @@ def test_its_multiply_adds_count() -> None:
     assert measure(wide, (64, 64)).products - measure(plain, (64, 64)).products == 32 * 32 * 9 * 8
 
 
+def patched(conv: nn.Conv2d) -> nn.Conv2d:
+    vars(conv)["forward"] = conv.forward
+    return conv
+
+
 class NoConvolution(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -177,6 +224,7 @@ class NoConvolution(nn.Module):
         (Tiny(), "log", "depth_input must be None, 'metric' or 'relative', got 'log'"),
         (nn.Conv2d(3, 3, 3, groups=3), "metric", "has groups and cannot be widened"),
         (NoConvolution(), "metric", "depth_input='metric' runs the network .* and found none"),
+        (patched(nn.Conv2d(3, 3, 3)), "metric", "has had its forward replaced"),
         (nn.Linear(3, 3), "metric", "depth_input='metric' runs the network .* which failed"),
     ],
 )

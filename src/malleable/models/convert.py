@@ -56,8 +56,7 @@ class Converted(nn.Module):
         self._slot = Slot()
         self.depth_input = depth_input
         if depth_input is not None:
-            depth_input.slot = self._slot
-            model.get_submodule(depth_input.name).register_forward_hook(depth_input.add)
+            depth_input.widen(model.get_submodule(depth_input.name), self._slot)
         for layer in self.layers().values():
             layer.register_forward_pre_hook(self._slot.supply, with_kwargs=True)
 
@@ -74,8 +73,7 @@ class Converted(nn.Module):
             depth: (N, 1, H, W) metres, at the resolution of the image.
             focal: pixels of that image; a number or (N,).
         """
-        channel = None if self.depth_input is None else self.depth_input.kind  # compilers guard this, no hooks
-        if not self.placed and channel is None:
+        if not self.placed and self.depth_input is None:
             return self.model(*args, **kwargs)
         if not self.placed:
             focal = 1.0  # depth as an input has no use for it

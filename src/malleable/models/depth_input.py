@@ -24,7 +24,7 @@ class DepthInput(nn.Module):
 
     Args:
         kind: see :func:`depth_channel`.
-        conv: the network's first convolution, which may be replaced afterwards; :meth:`add` is its forward hook.
+        conv: the network's first convolution, which may be replaced before :meth:`widen` is called.
         name: of ``conv`` in the network.
     """
 
@@ -33,16 +33,58 @@ class DepthInput(nn.Module):
         _check(kind, "depth_input")
         if not isinstance(conv, nn.Conv2d) or conv.groups != 1:
             raise ValueError(f"depth_input={kind!r}: {name}, the first convolution, has groups and cannot be widened")
+        if "forward" in vars(conv):
+            raise ValueError(f"depth_input={kind!r}: {name}, the first convolution, has had its forward replaced")
         self.kind, self.name, self.slot = kind, name, Slot()
         self.conv = copy.deepcopy(conv)
         self.conv.in_channels, self.conv.bias = 1, None
         self.conv.weight = nn.Parameter(torch.zeros_like(conv.weight[:, :1]))
 
-    def add(self, conv: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        """Add what the channel of depth gives to the output of the first convolution."""
-        depth, _ = self.slot.current().depth_at(args[0].shape[-2:])
-        added: Tensor = self.conv(depth_channel(depth, self.kind).to(args[0].dtype))
+    def widen(self, conv: nn.Module, slot: Slot) -> None:
+        """Have ``conv`` add this channel to its output, with the geometry of ``slot``.
+
+        Its class changes, its parameters and their names do not. A forward hook would do the same, but compilers do not
+        look at hooks when they take a network for another that they have compiled.
+        """
+        self.slot = slot
+        conv.__class__ = _widened(type(conv))
+        conv.depth_input = (self,)  # type: ignore[assignment]  # no child: the converted network has its weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the channel adds to the convolution of x (N, C, H, W), at any rate of the geometry's image."""
+        depth, _ = self.slot.current().depth_at(x.shape[-2:])
+        added: Tensor = self.conv(depth_channel(depth, self.kind).to(x.dtype))
+        return added
+
+
+class _Widened(nn.Module):
+    """Goes before the class of a network's first convolution."""
+
+    depth_input: tuple[DepthInput]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        (depth_input,) = self.depth_input
+        output: Tensor = super().forward(*args, **kwargs)
+        added: Tensor = depth_input(next(iter((*args, *kwargs.values()))))
         return output + added
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        reduced: Any = super().__reduce_ex__(protocol)
+        return _new_widened, (type(self).__bases__[1],), *reduced[2:]
+
+
+_widened_classes: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+def _widened(convolution: type[nn.Module]) -> type[nn.Module]:
+    if convolution not in _widened_classes:
+        _widened_classes[convolution] = type(f"{convolution.__name__}WithDepth", (_Widened, convolution), {})
+    return _widened_classes[convolution]
+
+
+def _new_widened(convolution: type[nn.Module]) -> nn.Module:
+    kind = _widened(convolution)
+    return kind.__new__(kind)
 
 
 class DepthEncoder(nn.Module):

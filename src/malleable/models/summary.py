@@ -66,11 +66,11 @@ def summary(net: nn.Module) -> Summary:
         for converted in networks
         for placed, layer in zip(converted.placed, converted.layers().values(), strict=True)
     }
-    kinds: dict[type, str] = {layer_type: kind for kind, layer_type in CONVOLUTIONS.items()}
     layers = []
     for name, layer in net.named_modules():
         if isinstance(layer, DepthConv2d):
-            kind = kinds.get(type(layer), type(layer).__name__)
+            kinds = (kind for kind, layer_type in CONVOLUTIONS.items() if isinstance(layer, layer_type))
+            kind = next(kinds, type(layer).__name__)
             parameters = sum(parameter.numel() for parameter in layer.parameters())
             original = layer.weight.numel() // layer.kernels + (0 if layer.bias is None else layer.bias.numel())
             added = parameters - original
