@@ -9,7 +9,7 @@ help:
 	@echo "make lint   ruff, mypy and the direction of imports"
 	@echo "make bench  what the layers cost on this machine, as a table and bench.json"
 	@echo "make docs   the site, in site/"
-	@echo "make wheel  the source distribution and the wheel, in dist/"
+	@echo "make wheel  the source distribution and the wheels, in dist/"
 
 setup: $(VENV)/.ready
 
@@ -34,8 +34,8 @@ test-without-compiler: setup
 	CXX=/nonexistent $(BIN)/python -m pytest -n auto -m "not slow" -k "$(REPEATED)" $(WITHOUT_COMPILER)
 
 lint: setup
-	$(BIN)/ruff check src tests examples benchmarks docs studies
-	$(BIN)/ruff format --check src tests examples benchmarks docs studies
+	$(BIN)/ruff check src tests examples benchmarks docs studies hatch_build.py
+	$(BIN)/ruff format --check src tests examples benchmarks docs studies hatch_build.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
@@ -55,8 +55,15 @@ docs: setup
 	$(BIN)/python docs/site.py
 	$(BIN)/zensical build --strict --clean
 
+# The source distribution, the wheel for everyone, and one for each machine of KERNELS that carries compiled kernels.
+# aarch64 needs Debian's g++-aarch64-linux-gnu, or leave it out: make wheel KERNELS=x86_64
+KERNELS ?= x86_64 aarch64
 wheel: setup
 	$(BIN)/python -m build
+	set -e; for machine in $(KERNELS); do \
+		MALLEABLE_KERNELS=$$machine $(BIN)/python -m build --wheel --outdir build/wheel; \
+		$(BIN)/auditwheel repair --wheel-dir dist build/wheel/*-linux_$$machine.whl; \
+	done
 
 notebooks: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"

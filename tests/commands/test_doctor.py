@@ -10,6 +10,7 @@ import torch
 from malleable import cli
 from malleable.commands import doctor
 from malleable.ops.engines import plain
+from malleable.ops.engines.native.build import origin
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +22,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_engines_of_this_machine_agree(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--device", "cpu", "--rounds", "1"]) == 0
     shown = capsys.readouterr()
+    assert f"native engine: {origin()}" in shown.out
     assert "plain" in shown.out
     assert "blocks" in shown.out
     assert "NO" not in shown.out

@@ -20,6 +20,7 @@ from malleable.geometry import Geometry
 from malleable.inference.load import choose_device
 from malleable.layers import DepthAwareConv2d, DepthConv2d, MalleableConv2d
 from malleable.ops.engines import ENGINES
+from malleable.ops.engines.native.build import origin
 from malleable.reports.tables import print_cells
 
 _LAYERS: dict[str, tuple[Callable[..., DepthConv2d], int, int]] = {
@@ -51,6 +52,7 @@ def doctor(device: str | None = None, rounds: int = 5) -> int:
     found = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     devices = found if device is None else [str(choose_device(device))]
     print(f"malleable {__version__} · torch {torch.__version__} · python {platform.python_version()}")
+    print(f"native engine: {origin()}")
     lines, wrong, unable = [], 0, dict[str, None]()
     for place in devices:
         for name, (make, kernel, groups) in _LAYERS.items():

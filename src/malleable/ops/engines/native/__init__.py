@@ -7,6 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
+from malleable.ops.direct import pointer
 from malleable.ops.engines.native.build import library
 from malleable.ops.engines.plain import Gradients, Needs, output_format
 from malleable.ops.window import Window
@@ -77,7 +78,7 @@ def _call(direction: str, problem: Problem, first: Tensor, *rest: Tensor | None)
     built = library()
     assert not isinstance(built, str), built
     path = _path(problem.channels, problem.out_channels, problem.groups)
-    pointers = (None if t is None else ctypes.c_void_p(t.data_ptr()) for t in (first, *rest))
+    pointers = (None if t is None else pointer(t) for t in (first, *rest))
     if getattr(built, f"{path}_{direction}_{_SUFFIX[first.dtype]}")(ctypes.byref(problem), *pointers):
         raise MemoryError("not enough memory for the workspace of the CPU engine")
 

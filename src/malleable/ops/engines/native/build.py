@@ -1,4 +1,4 @@
-"""The package's C++ source is built into a shared library on first use, with the machine's compiler, and kept."""
+"""Wheels for Linux carry the C++ kernels; elsewhere the package's source is built on first use, and kept."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import torch
 from platformdirs import user_cache_path
+
+from malleable.ops.engines.native.compile import FLAGS, SOURCES, TARGETS, compile_native
 
 logger = logging.getLogger("malleable")
 
-SOURCES = Path(__file__).parent / "csrc"
-FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared"]
+PREBUILT = Path(__file__).parent / "prebuilt"
 
 
 def cache_folder() -> Path:
@@ -31,14 +33,51 @@ def cache_folder() -> Path:
 
 @functools.lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | str:
-    """Return the library, built if need be, or a sentence that says why there is none, which is logged once."""
-    found = _find()
+    """Return the wheel's library, else one built here, or a sentence that says why there is none, logged once.
+
+    $CXX asks for one built here.
+    """
+    found = (None if os.environ.get("CXX") else _prebuilt()) or _built()
     if isinstance(found, str):
         logger.warning("%s; convolutions on the CPU will be slower", found)
     return found
 
 
-def _find() -> ctypes.CDLL | str:
+def origin() -> str:
+    """Say which library is in use, or why there is none."""
+    found = library()
+    if isinstance(found, str):
+        return found
+    path = Path(found._name)
+    return f"prebuilt for {path.stem}" if path.parent == PREBUILT else f"built on this machine, {path}"
+
+
+def _prebuilt() -> ctypes.CDLL | None:
+    """Load the best library of the wheel that this processor can run."""
+    features, best = set(_processor().split()), None
+    for target, needed in TARGETS.get(platform.machine(), {}).items():
+        if not features.issuperset(needed.split()):
+            break
+        best = PREBUILT / f"{target}.so"
+    if best is None or not best.exists():
+        return None
+    try:
+        _share_threads()
+        return ctypes.CDLL(str(best))
+    except OSError as error:
+        logger.warning("the CPU engine of this wheel could not be loaded: %s", error)
+        return None
+
+
+def _share_threads() -> None:
+    """Let the wheel's library find the OpenMP of PyTorch, which is called and kept differently in every version."""
+    home = Path(torch.__file__).parent
+    found = [*home.glob("lib/libgomp*"), *home.parent.glob("torch.libs/libgomp*")]
+    ctypes.CDLL(str(found[0]) if found else "libgomp.so.1", mode=ctypes.RTLD_GLOBAL)
+
+
+def _built() -> ctypes.CDLL | str:
+    """Load what was built on this machine, now if need be, or say why that is not possible."""
     compiler = shlex.split(os.environ.get("CXX") or next(filter(shutil.which, ("g++", "c++", "clang++")), "g++"))
     if shutil.which(compiler[0]) is None:
         return f"no C++ compiler ({compiler[0]}) was found"
@@ -59,8 +98,7 @@ def _build(compiler: list[str], path: Path) -> None:
     # Built beside its final place and moved there whole: processes that start together never see half a file.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         fresh = Path(folder) / path.name
-        command = [*compiler, *FLAGS, *map(str, sorted(SOURCES.glob("*.cpp"))), "-o", str(fresh)]
-        subprocess.run(command, check=True, capture_output=True, text=True, errors="replace")
+        compile_native(compiler, fresh)
         fresh.replace(path)
 
 

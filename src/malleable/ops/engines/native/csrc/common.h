@@ -80,11 +80,16 @@ struct BFloat16 {
 };
 
 #if defined(__FLT16_MAX__)
+#if defined(__aarch64__)
+typedef __fp16 Half;  // GCC before 13 has no other name for it in C++
+#else
+typedef _Float16 Half;
+#endif
 struct Float16 {
-  _Float16 value;
+  Half value;
   operator float() const { return float(value); }
   Float16& operator=(float f) {
-    value = _Float16(f);
+    value = Half(f);
     return *this;
   }
 };
