@@ -264,7 +264,7 @@ class TestBuild:
         assert not isinstance(reason, str), reason
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
         for shape in ("strided", "several blocks", "depthwise", "narrow groups"):
-            tensors, window, groups = problem(SHAPES[shape], "constant centre", torch.float32)
+            tensors, window, groups = problem(SHAPES[shape], "constant center", torch.float32)
             low = [t.float() for t in tensors]
             expected = [plain.forward(*tensors[1:], window, groups), *plain.backward(*tensors, window, groups, EVERY)]
             actual = [native.forward(*low[1:], window, groups), *native.backward(*low, window, groups, EVERY)]
