@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
-from malleable.ops.direct import is_direct, is_recorded
+from malleable.ops.direct import is_batched, is_direct, is_recorded, is_transformed
 from malleable.ops.engines import check_engine, choose, plain
 from malleable.ops.engines.plain import output_format
 from malleable.ops.window import Pair, Window, pair
@@ -63,8 +63,7 @@ def convolve(
     assign = assign.to(x.dtype)
     if torch.compiler.is_exporting():
         _check_alike(x, weight=weight, assign=assign, bias=bias)
-        y = plain.forward(x, weight, assign, window, groups)
-        return y if bias is None else y + bias.view(-1, 1, 1)
+        return _equation(x, weight, assign, bias, window, groups)
     if not torch.compiler.is_compiling() and (x.is_meta or isinstance(x, FakeTensor)):  # no kernel will see these
         check_engine(engine)
         _check(x, weight, assign, bias, window, groups)
@@ -72,7 +71,17 @@ def convolve(
         if is_recorded(x, weight, assign, bias):
             return cast(Tensor, _Recorded.apply(x, weight, assign, bias, window, groups, engine))
         return _forward(x, weight, assign, bias, window, groups, engine)
+    if not torch.compiler.is_compiling() and is_transformed():
+        check_engine(engine)
+        _check(x, weight, assign, bias, window, groups)
+        return _equation(x, weight, assign, bias, window, groups)
     return cast(Tensor, operator(x, weight, assign, bias, *_settings(window, groups, engine)))
+
+
+def _equation(x: Tensor, weight: Tensor, assign: Tensor, bias: Tensor | None, window: Window, groups: int) -> Tensor:
+    """Compute it with PyTorch's own operators, of which exporters and transforms know everything."""
+    y = plain.forward(x, weight, assign, window, groups)
+    return y if bias is None else y + bias.view(-1, 1, 1)
 
 
 @torch.library.custom_op("malleable::depth_conv2d", mutates_args=())
@@ -140,11 +149,26 @@ def _through_operator(ctx: Any, grad: Tensor, saved: tuple[Tensor, ...]) -> tupl
     x, weight, assign = saved
     needs = list(ctx.needs_input_grad[:3])
     gradients: list[Tensor | None] = [None] * 3
-    if any(needs):
+    if any(needs) and is_recorded(grad, *saved):
+        stride, padding, dilation, groups, _ = ctx.settings
+        gradients = _recorded_gradients(grad, saved, _window(weight, stride, padding, dilation), groups, needs)
+    elif any(needs):
         computed = operator_backward(grad, x, weight, assign, *ctx.settings, needs)
         gradients = [g if need else None for g, need in zip(computed, needs, strict=True)]
     grad_bias = grad.sum((0, 2, 3)) if ctx.needs_input_grad[3] else None
     return (*gradients, grad_bias, *[None] * len(ctx.settings))
+
+
+def _recorded_gradients(
+    grad: Tensor, saved: tuple[Tensor, ...], window: Window, groups: int, needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """Compute gradients that can be differentiated again, as autograd does it for the equation in PyTorch."""
+    with torch.enable_grad(), _without_autocast(grad.device.type):
+        x, weight, assign = inputs = [t.view_as(t) for t in saved]
+        y = plain.forward(x, weight, assign, window, groups)
+        wanted = [t for t, need in zip(inputs, needs, strict=True) if need]
+        found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True))
+    return [next(found) if need else None for need in needs]
 
 
 operator.register_autograd(_differentiate, setup_context=_keep)
@@ -171,7 +195,7 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, assign = ctx.saved_tensors  # once: activation checkpointing gives each of them away once
-        if is_recorded(grad, x, weight, assign) or not is_direct(grad, x, weight, assign):
+        if is_recorded(grad, x, weight, assign) or is_batched(grad) or not is_direct(grad, x, weight, assign):
             ctx.settings = _settings(*ctx.call)
             return _through_operator(ctx, grad, (x, weight, assign))[:4] + (None,) * 3
         needs = ctx.needs_input_grad

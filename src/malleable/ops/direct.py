@@ -15,11 +15,19 @@ def is_direct(*tensors: Tensor | None) -> bool:
     """Tell whether nobody watches the operators: no compiler, tracer, transform or mode, and ordinary CPU tensors."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return False
-    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    if forward_ad._current_level >= 0:
+    if torch._C._len_torch_dispatch_stack() or is_transformed():
         return False
     return all(t is None or (type(t) in _ORDINARY and t.is_cpu) for t in tensors)
+
+
+def is_transformed() -> bool:
+    """Tell whether torch.func or forward differentiation is at work, which know PyTorch's own operators only."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def is_batched(grad: Tensor) -> bool:
+    """Tell whether ``grad`` is many at once, as for ``torch.autograd.grad(is_grads_batched=True)``."""
+    return bool(torch._C._functorch.is_legacy_batchedtensor(grad))
 
 
 def is_recorded(*tensors: Tensor | None) -> bool:

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from malleable.assign import malleable_assign
 from malleable.ops.depth_conv2d import check_shape
-from malleable.ops.direct import is_direct, is_recorded, pointer
+from malleable.ops.direct import is_batched, is_direct, is_recorded, is_transformed, pointer
 from malleable.ops.engines import wish
 from malleable.ops.engines.native.build import library
 
@@ -34,8 +34,13 @@ def scaled_assign(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor
         return _forward(d, centers, temperature, scale)
     fast = d.device.type == "cpu" and d.dtype == torch.float32 and len(scale) <= _MOST_KERNELS
     counted = isinstance(d, FakeTensor)  # only shapes are asked for: no reason to build anything
-    if fast and not counted and not torch.compiler.is_exporting() and _is_usable():
+    seen = not torch.compiler.is_compiling() and is_transformed()  # by someone who does not know our operators
+    if fast and not counted and not seen and not torch.compiler.is_exporting() and _is_usable():
         return cast(Tensor, _operator(d, centers, temperature, scale))
+    return _equation(d, centers, temperature, scale)
+
+
+def _equation(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) -> Tensor:
     return malleable_assign(d, centers, temperature) * scale.view(1, -1, *[1] * (d.ndim - 1))
 
 
@@ -126,8 +131,19 @@ def _(grad: Tensor, d: Tensor, centers: Tensor, temperature: Tensor, scale: Tens
     return d.new_empty(d.shape), *map(torch.empty_like, (centers, temperature, scale))
 
 
+def _through_operator(grad: Tensor, saved: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    if not is_recorded(grad, *saved):
+        return cast(tuple[Tensor, ...], _backward(grad, *saved))
+    with torch.enable_grad():  # these can be differentiated again
+        d, centers, temperature, scale = inputs = [t.view_as(t) for t in saved]
+        y = _equation(d, centers, temperature, scale)
+        wanted = [t for t in inputs if t.requires_grad]
+        found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True))
+    return tuple(next(found) if t.requires_grad else None for t in inputs)
+
+
 _operator.register_autograd(
-    lambda ctx, grad: _backward(grad, *ctx.saved_tensors),
+    lambda ctx, grad: _through_operator(grad, ctx.saved_tensors),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
 )
 
@@ -154,8 +170,8 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # once: activation checkpointing gives each of them away once
-        if is_recorded(grad, *saved) or not is_direct(grad, *saved):
-            return cast(tuple[Tensor, ...], _backward(grad, *saved))
+        if is_recorded(grad, *saved) or is_batched(grad) or not is_direct(grad, *saved):
+            return _through_operator(grad, saved)
         d, centers, temperature, scale = saved
         return _gradients(grad, d, centers, temperature, scale, ctx.needs_input_grad[0])
 
