@@ -14,6 +14,7 @@ import triton.backends.nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from malleable.ops.engines.triton import pack_of
 from malleable.ops.engines.triton.tuning import CONFIGS, KERNELS, block_in, fitting
 
 SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448}
@@ -25,6 +26,7 @@ class Layer:
     """What of a layer is known when its kernels are compiled."""
 
     channels: int = 256
+    groups: int = 1
     kernels: int = 3
     kernel_size: int = 3
     strided: bool = False
@@ -77,7 +79,7 @@ def compile_for(capability: int, kernel: str, arithmetic: str, config: triton.Co
 
 def shipped(kernel: str, arithmetic: str, layer: Layer) -> list[triton.Config]:
     """The configurations that the tuner would try on ``layer``."""
-    return fitting(CONFIGS[kernel, arithmetic], {}, **constants_of(kernel, arithmetic, layer))
+    return fitting(kernel, CONFIGS[kernel, arithmetic], {}, **constants_of(kernel, arithmetic, layer))
 
 
 def constants_of(kernel: str, arithmetic: str, layer: Layer) -> dict[str, Any]:
@@ -86,20 +88,23 @@ def constants_of(kernel: str, arithmetic: str, layer: Layer) -> dict[str, Any]:
         "KERNELS": layer.kernels,
         "KH": layer.kernel_size,
         "KW": layer.kernel_size,
-        "GROUPS": 1,
-        "IN_C": layer.channels,
-        "OUT_C": layer.channels,
         "CHANNELS_LAST": layer.channels_last,
-        "PRECISION": "ieee" if arithmetic == "ieee" else "tf32",
     }
+    if kernel.startswith("depthwise"):
+        constants["IN_C"] = layer.channels
+    else:
+        width = layer.channels // layer.groups
+        pack = pack_of(width, width, layer.groups)
+        constants |= {"GROUPS": layer.groups // pack, "IN_C": pack * width, "OUT_C": pack * width, "PACK": pack}
+        constants["PRECISION"] = "ieee" if arithmetic == "ieee" else "tf32"
     constants |= {name: 1 for name in layer.ones if name in KERNELS[kernel].arg_names}
     if not layer.strided:
         constants |= {"stride_h": 1, "stride_w": 1}
-    if kernel == "data_gradients":
+    if kernel.endswith("data_gradients"):
         constants |= {
             "NEED_X": True,
             "NEED_ASSIGN": layer.assign_learned,
-            "BLOCK_IN": block_in(layer.channels, arithmetic),
+            "BLOCK_IN": block_in(constants["IN_C"], arithmetic),
         }
         constants |= {} if layer.strided else {"step_h": 1, "step_w": 1}
     return constants

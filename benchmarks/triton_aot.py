@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiled_kernels import SHARED_MEMORY, Layer, compile_for, constants_of
+from compiled_kernels import SHARED_MEMORY, Layer, compile_for, constants_of, shipped
 from malleable.ops.engines.triton.tuning import CONFIGS
 
 KERNELS = 3
@@ -67,20 +67,32 @@ PASSES = {
 }
 
 
+# What the binaries of the table are compiled for: the first layer that the tuner would try a configuration on.
+LAYERS = {
+    "narrow": {"groups of 4": Layer(128, 32), "groups of 24": Layer(336, 14)},
+    "depthwise": {"depthwise 7×7": Layer(96, 96, kernel_size=7), "depthwise 3×3": Layer(672, 672)},
+    "": {"dense": Layer(256)},
+}
+
+
 def binaries() -> None:
-    print("| kernel | arithmetic | pixels × in × out | warps, stages | sm_80 | sm_90 | sm_100 |")
-    print("|---|---|---|---|---|---|---|")
-    layer = Layer(channels=256)
+    print("| kernel | arithmetic | layer | pixels × in × out | warps, stages | sm_80 | sm_90 | sm_100 |")
+    print("|---|---|---|---|---|---|---|---|")
     for (kernel, arithmetic), configs in CONFIGS.items():
-        fixed = constants_of(kernel, arithmetic, layer)
+        layers = next(layers for kind, layers in LAYERS.items() if kernel.startswith(kind))
         for config in configs:
-            sizes = " × ".join(str((fixed | config.kwargs)[f"BLOCK_{side}"]) for side in ("P", "IN", "OUT"))
+            label, layer = next(
+                (label, layer) for label, layer in layers.items() if config in shipped(kernel, arithmetic, layer)
+            )
+            blocks = constants_of(kernel, arithmetic, layer) | config.kwargs
+            named = [f"BLOCK_{side}" for side in ("P", "IN", "OUT")]
+            sizes = " × ".join(str(blocks[name]) for name in named if name in blocks)
             cells = []
             for capability in SHARED_MEMORY:
                 usage = compile_for(capability, kernel, arithmetic, config, layer)
                 cells.append(f"{usage.registers} / {usage.stack} / {usage.shared / 1024:.0f}")
             tile = f"{config.num_warps}, {config.num_stages}"
-            print(f"| {kernel} | {arithmetic} | {sizes} | {tile} | {' | '.join(cells)} |", flush=True)
+            print(f"| {kernel} | {arithmetic} | {label} | {sizes} | {tile} | {' | '.join(cells)} |", flush=True)
 
 
 def estimate() -> None:
@@ -100,7 +112,63 @@ def estimate() -> None:
             print(f"| {shape.name} | {name} | {numbers} | {' | '.join(cells)} |")
 
 
+@dataclass(frozen=True)
+class Grouped:
+    """A layer of groups: ``width`` channels each, which take tiles of ``tile`` channels, 0 for depthwise kernels."""
+
+    name: str
+    channels: int
+    width: int
+    tile: int
+    taps: int
+    size: int
+
+    def passes(self) -> dict[str, tuple[float, float, float]]:
+        """Multiply-adds of the tensor cores and of the vector units, and bytes moved, of each pass."""
+        pixels, taken = BATCH * self.size**2, KERNELS * self.taps
+        channels = self.channels * self.tile / (self.width * max(1, self.tile // self.width)) if self.tile else 0
+        each, assign = pixels * self.channels, pixels * taken
+        units = self.channels / 64 if not self.tile else channels / self.tile
+        shares = 2 * 4 * assign * -(-units // 1)  # partial sums in float32, written and read
+        moved = {"forward": 2 * each + assign, "data": 3 * each + 2 * assign, "weight": 2 * each + assign}
+        tensor = assign * channels * self.tile
+        if self.tile:
+            vector = {"forward": assign * channels, "data": 3 * assign * channels, "weight": assign * channels}
+        else:
+            once = each * self.taps
+            vector = {"forward": (KERNELS + 1) * once, "data": 2 * (KERNELS + 1) * once, "weight": (KERNELS + 1) * once}
+        return {name: (tensor, vector[name], BYTES * moved[name] + (shares if name == "data" else 0)) for name in moved}
+
+
+GROUPED = (
+    Grouped("depthwise 7×7, 96 channels, 56²", 96, 1, 0, 49, 56),
+    Grouped("depthwise 3×3, 672 channels, 7²", 672, 1, 0, 9, 7),
+    Grouped("32 groups of 4, 3×3, 56²", 128, 4, 16, 9, 56),
+    Grouped("14 groups of 24, 3×3, 14²", 336, 24, 32, 9, 14),
+)
+
+
+def grouped_estimate() -> None:
+    names = " | ".join(gpu.name for gpu in GPUS)
+    print(f"| layer | pass | 10⁶ tensor | 10⁶ vector | MB | {names} |\n|---|---|---|---|---|---|---|---|")
+    for layer in GROUPED:
+        for name, (tensor, vector, moved) in layer.passes().items():
+            cells = []
+            for gpu in GPUS:
+                times = {
+                    "tensor": 2 * tensor / gpu.tensor,
+                    "vector": 2 * vector / gpu.vector,
+                    "memory": moved / gpu.memory,
+                }
+                slowest = max(times, key=lambda unit: times[unit])
+                cells.append(f"{times[slowest] / 1e6:.1f} ({slowest})")
+            numbers = f"{tensor / 1e6:.0f} | {vector / 1e6:.0f} | {moved / 1e6:.1f}"
+            print(f"| {layer.name} | {name} | {numbers} | {' | '.join(cells)} |")
+
+
 if __name__ == "__main__":
     binaries()
     print()
     estimate()
+    print()
+    grouped_estimate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging.handlers
 import re
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -93,8 +94,8 @@ def errors_with(case: Case, kernel: str, arithmetic: str, number: int) -> dict[s
     torch.backends.cudnn.allow_tf32 = arithmetic != "ieee"
     triton_tuning.CONFIGS[kernel, arithmetic] = [shipped[number]]
     try:
-        gradient = kernel != "forward"
-        return errors(case, (gradient, kernel == "weight_gradient", gradient))
+        gradient = not kernel.endswith("forward")
+        return errors(case, (gradient, kernel.endswith("weight_gradient"), gradient))
     finally:
         triton_tuning.CONFIGS[kernel, arithmetic] = shipped
         torch.backends.cudnn.allow_tf32 = precision
@@ -124,6 +125,60 @@ def errors_of_operator() -> dict[str, float]:
     return {name: _error(ours, reference) for name, ours, reference in zip(names, *results, strict=True)}
 
 
+def fallen_back(backward: bool) -> tuple[list[str], list[str], float]:
+    """Two training steps of one kind whose kernels cannot be started, in backward only or from the beginning.
+
+    Returns the kernels tried, the warnings given, and the largest error.
+    """
+    from malleable.ops.engines.triton import tuning as triton_tuning
+
+    tried: list[str] = []
+    usual = triton_tuning.launch
+
+    def launch(kernel: str, *arguments: Any) -> None:
+        tried.append(kernel)
+        if not backward or "gradient" in kernel:
+            raise RuntimeError("out of luck")
+        usual(kernel, *arguments)
+
+    case, found = Case(channels=(6, 6), groups=6), []
+    x, weight, assign, grad = (t.requires_grad_() for t in case.tensors())
+    handler = logging.handlers.BufferingHandler(100)
+    logging.getLogger("malleable").addHandler(handler)
+    triton_tuning.launch = launch
+    try:
+        for _ in range(2):
+            y = functional.depth_conv2d(x, weight, assign, padding=1, groups=6)
+            found = [y, *torch.autograd.grad(y, (x, weight, assign), grad)]
+    finally:
+        triton_tuning.launch = usual
+        triton_engine._failed.clear()
+        logging.getLogger("malleable").removeHandler(handler)
+    exact = [t.detach().double() for t in (x, weight, assign)]
+    call = (*exact, case.window, 6)
+    expected = [plain.forward(*call), *plain.backward(grad.double(), *call, (True, True, True))]
+    error = max(_error(ours, reference) for ours, reference in zip(found, expected, strict=True))
+    return tried, [record.getMessage() for record in handler.buffer], error
+
+
+def failure_when_asked_for() -> str:
+    """What a call says that names the engine and whose kernel cannot be started."""
+    from malleable.ops.engines.triton import tuning as triton_tuning
+
+    def launch(*arguments: Any) -> None:
+        raise FileNotFoundError("no C compiler")
+
+    usual, triton_tuning.launch = triton_tuning.launch, launch
+    x, weight, assign, _ = Case().tensors()
+    try:
+        functional.depth_conv2d(x, weight, assign, padding=1, engine="triton")
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        triton_tuning.launch = usual
+    return "no error"
+
+
 def reason(dtype: str, channels: int, groups: int) -> str | None:
     """Why the engine refuses such a call."""
     x = torch.zeros(1, channels, 4, 4, dtype=getattr(torch, dtype))
@@ -131,17 +186,37 @@ def reason(dtype: str, channels: int, groups: int) -> str | None:
     return triton_engine.can_run(x, weight, assign, Window((1, 1)), groups)
 
 
-LAYERS: list[dict[str, Any]] = [
-    {"channels": channels, "strided": strided, **settings}
-    for channels, strided in ((64, False), (256, True))
-    for settings in ({}, {"channels_last": False}, {"assign_learned": False}, {"kernels": 1})
-] + [
-    {"channels": 256},
-    {"half": "fp16"},
-    {"ones": ("batch", "top", "left", "dilation_h", "dilation_w", "units")},
-    {"ones": ("batch", "in_h", "in_w", "out_h", "out_w", "top", "left", "dilation_h", "dilation_w", "units")},
-]
-"""What the kernels are compiled for in full: the layers of a ResNet."""
+_VARIANTS: tuple[dict[str, Any], ...] = ({}, {"channels_last": False}, {"assign_learned": False}, {"kernels": 1})
+
+LAYERS: dict[str, list[dict[str, Any]]] = {
+    "": [
+        {"channels": channels, "strided": strided, **settings}
+        for channels, strided in ((64, False), (256, True))
+        for settings in _VARIANTS
+    ]
+    + [
+        {"channels": 256},
+        {"half": "fp16"},
+        {"ones": ("batch", "top", "left", "dilation_h", "dilation_w", "units")},
+        {"ones": ("batch", "in_h", "in_w", "out_h", "out_w", "top", "left", "dilation_h", "dilation_w", "units")},
+    ],
+    "narrow": [
+        {"channels": channels, "groups": groups, "strided": channels > 256, **settings}
+        for channels, groups in ((128, 32), (256, 32), (512, 32), (336, 14))  # of 4, 8, 16 and 24
+        for settings in (*_VARIANTS, {"half": "fp16"})
+    ],
+    "depthwise": [
+        {"channels": channels, "groups": channels, "kernel_size": size, "strided": channels > 96, **settings}
+        for channels, size in ((96, 7), (240, 5), (672, 3))
+        for settings in (*_VARIANTS, {"half": "fp16"}, {"kernels": 4})
+    ],
+}
+"""What kernels are compiled for in full: layers of ResNet, of ResNeXt and RegNet, of ConvNeXt and MobileNet."""
+
+
+def kind(kernel: str) -> str:
+    """The kind of layers that a kernel is for, a key of LAYERS."""
+    return next(name for name in ("narrow", "depthwise", "") if kernel.startswith(name))
 
 
 def compiled(
@@ -153,7 +228,7 @@ def compiled(
     found = {}
     for settings in layers:
         layer = compiled_kernels.Layer(**settings)
-        if kernel != "data_gradients" and not layer.assign_learned:
+        if not kernel.endswith("data_gradients") and not layer.assign_learned:
             continue
         for config in compiled_kernels.shipped(kernel, arithmetic, layer)[: 1 if first_only else None]:
             usage = compiled_kernels.compile_for(capability, kernel, arithmetic, config, layer)
@@ -174,16 +249,19 @@ def tuned(case: Case) -> list[tuple[str, int, int, list[int]]]:
     """
     from malleable.ops.engines.triton import tuning as triton_tuning
 
-    calls: dict[str, list[dict[str, Any]]] = {name: [] for name in triton_tuning.KERNELS}
-    for name in calls:
-        tuner = triton_tuning._tuned(name, "tf32")
+    calls: dict[str, list[dict[str, Any]]] = {}
+    for name, arithmetic in triton_tuning.CONFIGS:
+        if arithmetic not in ("tf32", "single"):
+            continue
+        calls[name] = []
+        tuner = triton_tuning._tuned(name, arithmetic)
         tuner.fn = SimpleNamespace(run=lambda name=name, **arguments: calls[name].append(arguments))
         tuner.__dict__["do_bench"] = lambda call, quantiles, name=name: (call(), [calls[name][-1]["BLOCK_P"]] * 3)[1]
     x, weight, assign, grad = case.tensors()
     triton_engine.forward(x, weight, assign, case.window, case.groups)
     triton_engine.backward(grad, x, weight, assign, case.window, case.groups, (True, True, True))
     triton_tuning._tuned.cache_clear()
-    return [(name, len(of) - 1, of[-1]["BLOCK_P"], list(of[-1]["grid"](of[-1]))) for name, of in calls.items()]
+    return [(name, len(of) - 1, of[-1]["BLOCK_P"], list(of[-1]["grid"](of[-1]))) for name, of in calls.items() if of]
 
 
 def shipped() -> dict[tuple[str, str], int]:

@@ -17,8 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
 from malleable.ops.direct import is_batched, is_direct, is_recorded, is_transformed
-from malleable.ops.engines import check_engine, choose, plain
+from malleable.ops.engines import check_engine, choose, instead, plain
 from malleable.ops.engines.plain import output_format
+from malleable.ops.engines.triton import LaunchError
 from malleable.ops.window import Pair, Window, pair
 
 
@@ -217,7 +218,10 @@ def _forward(
     _check(x, weight, assign, bias, window, groups)
     run = choose(engine, x, weight, assign, window, groups)
     with _without_autocast(x.device.type):
-        y = run.forward(x, weight, assign, window, groups)
+        try:
+            y = run.forward(x, weight, assign, window, groups)
+        except LaunchError as error:
+            y = instead(error, engine, x, weight, assign, window, groups).forward(x, weight, assign, window, groups)
     if bias is not None:
         y += bias.view(-1, 1, 1)
     return y.contiguous(memory_format=output_format(x, weight))
@@ -239,8 +243,12 @@ def _backward(
     expected = (x.shape[0], weight.shape[0] // assign.shape[1], *assign.shape[-2:])
     check_shape("grad", grad, "(N, O, Hout, Wout)", expected)
     run = choose(engine, x, weight, assign, window, groups)
+    call = (x, weight, assign, window, groups)
     with _without_autocast(x.device.type):
-        gradients = run.backward(grad, x, weight, assign, window, groups, (needs[0], needs[1], needs[2]))
+        try:
+            gradients = run.backward(grad, *call, (needs[0], needs[1], needs[2]))
+        except LaunchError as error:
+            gradients = instead(error, engine, *call).backward(grad, *call, (needs[0], needs[1], needs[2]))
     return [
         g if g is None or g.stride() == t.stride() else torch.empty_like(t).copy_(g)
         for g, t in zip(gradients, (x, weight, assign), strict=True)

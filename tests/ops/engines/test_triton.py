@@ -27,8 +27,9 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is
 
 # Shares of the largest entry. The interpreter cuts bfloat16 off instead of rounding it: two units in the last place.
 TOLERANCE = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 2e-2}
-ARITHMETIC = {"half": "float16", "tf32": "float32", "ieee": "float32"}
+ARITHMETIC = {"half": "float16", "tf32": "float32", "ieee": "float32", "single": "float32"}
 TARGETS = (80, 90, 100)
+PASSES = ("forward", "data_gradients", "weight_gradient")
 
 Run = Callable[..., Any]
 
@@ -82,7 +83,21 @@ CASES = {
     "groups, channels-last": Case((24, 48), groups=3, kernel=(2, 2), stride=(2, 1), channels_last=True),
     "groups of several blocks": Case(channels=(140, 74), groups=2, kernels=1, kernel=(1, 1), size=(4, 5)),
     "one channel out of a group": Case(channels=(32, 2), groups=2, kernel=(1, 2)),
+    "groups of 4": Case((24, 24), groups=6),
+    "groups of 8, channels-last": Case((32, 32), (5, 4), groups=4, kernel=(3, 2), stride=(2, 1), channels_last=True),
+    "groups of 16": Case((32, 32), (5, 6), groups=2, kernel=(1, 3), dilation=(1, 2), padding=(2, 2, 0, 0)),
+    "groups of 24, channels-last": Case((48, 48), groups=2, kernel=(2, 1), kernels=4, channels_last=True),
+    "groups that no pack divides": Case((15, 25), groups=5, kernel=(2, 2)),
+    "two channels out of each": Case((6, 12), groups=6, kernel=(2, 2)),
+    "depthwise": Case((35, 35), groups=35, kernels=3),
+    "depthwise, channels-last": Case((35, 35), (3, 7), groups=35, kernels=2, stride=(1, 2), channels_last=True),
+    "depthwise 5×5, strided": Case((6, 6), (7, 8), (5, 5), (2, 2), (2, 2, 2, 2), groups=6, kernels=1, batch=1),
+    "depthwise 7×7, channels-last": Case(
+        (5, 5), (5, 6), (7, 7), padding=(3, 3, 3, 3), groups=5, batch=1, channels_last=True
+    ),
+    "depthwise, dilated": Case((4, 4), (7, 5), (2, 3), (2, 3), (3, 3, 2, 2), (2, 3), groups=4, kernels=4),
     "one pixel": Case(size=(1, 1), batch=1),
+    "one pixel, depthwise": Case((3, 3), (1, 1), groups=3, batch=1),
     "empty batch": Case(batch=0),
 }
 
@@ -95,7 +110,9 @@ def test_output_and_gradients(interpreter: Run, case: Case) -> None:
 
 @needs_triton
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("case", ["blocks of channels", "groups, channels-last"])
+@pytest.mark.parametrize(
+    "case", ["blocks of channels", "groups, channels-last", "groups of 4", "depthwise", "depthwise, dilated"]
+)
 def test_half_precision(interpreter: Run, case: str, dtype: str) -> None:
     check(interpreter(triton_worker.errors, replace(CASES[case], dtype=dtype)), dtype)
 
@@ -110,11 +127,14 @@ def test_only_the_gradients_asked_for(interpreter: Run, needs: tuple[bool, bool,
 def test_gradients_in_a_small_workspace(interpreter: Run) -> None:
     case = Case(channels=(140, 6), groups=2, kernel=(1, 1), padding=(0, 0, 0, 0))
     check(interpreter(triton_worker.errors_in_workspace, case, 1))
+    check(interpreter(triton_worker.errors_in_workspace, replace(case, channels=(70, 70), groups=70), 1))
 
 
 @needs_triton
-def test_weight_gradient_in_splits(interpreter: Run) -> None:
-    check(interpreter(triton_worker.errors, Case(size=(25, 43), kernel=(1, 1), batch=1), (False, True, False)))
+@pytest.mark.parametrize("groups", [1, 20])
+def test_weight_gradient_in_splits(interpreter: Run, groups: int) -> None:
+    case = Case((20, 20), size=(25, 43), kernel=(1, 1), batch=1, groups=groups)
+    check(interpreter(triton_worker.errors, case, (False, True, False)))
 
 
 @needs_triton
@@ -146,20 +166,23 @@ def test_any_geometry(interpreter: Run, case: Case) -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("arithmetic", ["half", "tf32", "ieee"])
+@pytest.mark.parametrize("arithmetic", ARITHMETIC)
 def test_every_configuration_gives_the_same(interpreter: Run, arithmetic: str) -> None:
     dtype = ARITHMETIC[arithmetic]
-    case = Case((40, 36), (3, 4), kernel=(1, 1), padding=(0, 1, 0, 0), dtype=dtype, channels_last=True)
+    dense = Case((40, 36), (3, 4), kernel=(1, 1), padding=(0, 1, 0, 0), dtype=dtype, channels_last=True)
+    narrow, depthwise = (replace(dense, channels=(24, 24), groups=groups) for groups in (6, 24))
+    cases = {"": dense, "narrow": narrow, "depthwise": depthwise}
     for (kernel, of), count in interpreter(triton_worker.shipped).items():
         for number in range(count if of == arithmetic else 0):
+            case = cases[triton_worker.kind(kernel)]
             check(interpreter(triton_worker.errors_with, case, kernel, arithmetic, number), dtype)
 
 
 @needs_triton
 def test_reasons_to_refuse(interpreter: Run) -> None:
     assert "float64" in interpreter(triton_worker.reason, "float64", 16, 1)
-    assert "depthwise" in interpreter(triton_worker.reason, "float32", 16, 16)
     assert interpreter(triton_worker.reason, "float32", 16, 2) is None
+    assert interpreter(triton_worker.reason, "float32", 16, 16) is None
 
 
 @needs_triton
@@ -175,6 +198,33 @@ def test_tuner_keeps_the_fastest_of_what_fits(compiler: Run) -> None:
         ("data_gradients", 2, 32, [5, 2]),
         ("weight_gradient", 2, 32, [9 * 1 * 2, 1, 1]),
     ]
+
+
+@needs_triton
+def test_tuner_of_depthwise_kernels(compiler: Run) -> None:
+    case = Case((40, 40), (9, 8), groups=40, kernel=(7, 7), padding=(3, 3, 3, 3), kernels=3)  # 144 pixels, one unit
+    assert compiler(triton_worker.tuned, case) == [
+        ("depthwise_forward", 3, 16, [9 * 2, 1]),
+        ("depthwise_data_gradients", 2, 16, [9, 1]),
+        ("depthwise_weight_gradient", 2, 16, [7 * 2, 1]),
+    ]
+
+
+@needs_triton
+def test_a_kernel_that_cannot_be_started_is_tried_once(interpreter: Run) -> None:
+    for backward, tried in ((False, ["forward"]), (True, ["forward", "data_gradients"])):
+        kernels, warnings, error = interpreter(triton_worker.fallen_back, backward)
+        assert kernels == [f"depthwise_{name}" for name in tried]
+        (warning,) = warnings
+        assert "takes over calls such as x (2, 6, 4, 5)" in warning
+        assert warning.endswith(f"depthwise_{tried[-1]} could not be started: RuntimeError: out of luck")
+        assert error < TOLERANCE["float32"]
+
+
+@needs_triton
+def test_a_kernel_that_was_asked_for_and_cannot_be_started_is_an_error(interpreter: Run) -> None:
+    said = interpreter(triton_worker.failure_when_asked_for)
+    assert said == "narrow_forward could not be started: FileNotFoundError: no C compiler"
 
 
 def test_cpu_tensors_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,20 +259,28 @@ def test_without_triton_everything_else_works() -> None:
 
 @needs_triton
 @pytest.mark.parametrize("capability", TARGETS)
-@pytest.mark.parametrize("kernel", ["forward", "data_gradients", "weight_gradient"])
+@pytest.mark.parametrize("kernel", PASSES)
 def test_compiles_without_spills(compiler: Run, kernel: str, capability: int) -> None:
     check_binaries(compiler(triton_worker.compiled, capability, kernel, "half", [{}], True))
 
 
 @needs_triton
+@pytest.mark.parametrize("kernel", PASSES)
+@pytest.mark.parametrize("kind", ["narrow", "depthwise"])
+def test_groups_compile_without_spills(compiler: Run, kind: str, kernel: str) -> None:
+    layers = triton_worker.LAYERS[kind][:1]
+    check_binaries(compiler(triton_worker.compiled, 90, f"{kind}_{kernel}", "half", layers, True))
+
+
+@needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", TARGETS)
-@pytest.mark.parametrize("arithmetic", ["half", "tf32", "ieee"])
-@pytest.mark.parametrize("kernel", ["forward", "data_gradients", "weight_gradient"])
-def test_every_configuration_compiles_without_spills(
-    compiler: Run, kernel: str, arithmetic: str, capability: int
-) -> None:
-    check_binaries(compiler(triton_worker.compiled, capability, kernel, arithmetic, triton_worker.LAYERS, False))
+@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+def test_every_configuration_compiles_without_spills(compiler: Run, arithmetic: str, capability: int) -> None:
+    for kernel, of in compiler(triton_worker.shipped):
+        if of == arithmetic:
+            layers = triton_worker.LAYERS[triton_worker.kind(kernel)]
+            check_binaries(compiler(triton_worker.compiled, capability, kernel, arithmetic, layers, False))
 
 
 def check_binaries(binaries: dict[str, dict[str, Any]]) -> None:

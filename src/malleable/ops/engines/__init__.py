@@ -11,6 +11,7 @@ from torch import Tensor
 
 from malleable.ops.engines import blocks, native, plain, triton
 from malleable.ops.engines.plain import Gradients, Needs
+from malleable.ops.engines.triton import LaunchError
 from malleable.ops.window import Window
 
 logger = logging.getLogger("malleable")
@@ -71,6 +72,19 @@ def choose(engine: str, x: Tensor, weight: Tensor, assign: Tensor, window: Windo
     why = "; ".join(reasons) or "the first choice"
     _log(candidate.name, tuple(x.shape), tuple(weight.shape), x.dtype, window, groups, why)
     return candidate
+
+
+def instead(
+    error: LaunchError, engine: str, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int
+) -> Engine:
+    """Find another engine for a call whose kernels could not be started, and warn; an engine asked for has no other."""
+    if engine != "auto" or wish() != "auto":
+        raise error
+    triton.give_up(error, x, weight, assign, groups)
+    other = choose(engine, x, weight, assign, window, groups)
+    sizes = f"x {tuple(x.shape)}, weight {tuple(weight.shape)}, {x.dtype}, groups {groups}"
+    logger.warning("engine %s takes over calls such as %s from triton, slower: %s", other.name, sizes, error)
+    return other
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,8 +1,9 @@
 """The Triton kernels of the CUDA engine are three implicit matrix products that gather their patches as they go.
 
 A tile is (pixels, channels). ``n, h, w`` are vectors over the pixels of a tile, ``n`` in 64 bits so that offsets are.
-Weights lie as (K, groups · out, taps, in), the assignment as (N, K, taps, Hout, Wout); IN_C and OUT_C are the channels
-of one group. Products are summed in float32. Arithmetic on half-precision tiles is written in float32 and rounded once,
+Weights lie as (K, groups · out, taps, in), the assignment as (N, K, taps, Hout, Wout). PACK narrow groups lie side by
+side in one matrix, zero off its diagonal of blocks: GROUPS counts such packs, IN_C and OUT_C are the channels of one.
+Products are summed in float32. Arithmetic on half-precision tiles is written in float32 and rounded once,
 which the compiler turns into half-precision instructions.
 """
 
@@ -56,10 +57,23 @@ def _mask(inside, live, PIXELS_FIRST: tl.constexpr):
 
 
 @triton.jit
-def _load(base, n, h, w, inside, c, live, height, width, CHANNELS: tl.constexpr, CHANNELS_LAST: tl.constexpr):
-    """Read a tile (pixels, channels), zero where masked, along what is contiguous."""
+def _read(base, n, h, w, inside, c, live, height, width, CHANNELS: tl.constexpr, CHANNELS_LAST: tl.constexpr):
+    """Read a tile as it lies, zero where masked: (pixels, channels) if CHANNELS_LAST, else (channels, pixels)."""
     offsets = _place(n, h, w, c, height, width, CHANNELS, CHANNELS_LAST, CHANNELS_LAST)
-    tile = tl.load(base + offsets, mask=_mask(inside, live, CHANNELS_LAST), other=0.0)
+    return tl.load(base + offsets, mask=_mask(inside, live, CHANNELS_LAST), other=0.0)
+
+
+@triton.jit
+def _write(base, tile, n, h, w, inside, c, live, height, width, CHANNELS: tl.constexpr, CHANNELS_LAST: tl.constexpr):
+    """Write a tile where ``_read`` would read it."""
+    offsets = _place(n, h, w, c, height, width, CHANNELS, CHANNELS_LAST, CHANNELS_LAST)
+    tl.store(base + offsets, tile.to(base.dtype.element_ty), mask=_mask(inside, live, CHANNELS_LAST))
+
+
+@triton.jit
+def _load(base, n, h, w, inside, c, live, height, width, CHANNELS: tl.constexpr, CHANNELS_LAST: tl.constexpr):
+    """Read a tile (pixels, channels), whichever way it lies."""
+    tile = _read(base, n, h, w, inside, c, live, height, width, CHANNELS, CHANNELS_LAST)
     if CHANNELS_LAST:
         return tile
     else:  # noqa: RET505
@@ -69,12 +83,26 @@ def _load(base, n, h, w, inside, c, live, height, width, CHANNELS: tl.constexpr,
 @triton.jit
 def _store(base, tile, n, h, w, inside, c, live, height, width, CHANNELS: tl.constexpr, CHANNELS_LAST: tl.constexpr):
     """Write a tile where ``_load`` would read it."""
-    offsets = _place(n, h, w, c, height, width, CHANNELS, CHANNELS_LAST, CHANNELS_LAST)
-    tile = tile.to(base.dtype.element_ty)
     if CHANNELS_LAST:
-        tl.store(base + offsets, tile, mask=_mask(inside, live, CHANNELS_LAST))
+        _write(base, tile, n, h, w, inside, c, live, height, width, CHANNELS, CHANNELS_LAST)
     else:
-        tl.store(base + offsets, tl.trans(tile), mask=_mask(inside, live, CHANNELS_LAST))
+        _write(base, tl.trans(tile), n, h, w, inside, c, live, height, width, CHANNELS, CHANNELS_LAST)
+
+
+@triton.jit
+def _weights(row, o, c, IN_C: tl.constexpr, OUT_C: tl.constexpr, PACK: tl.constexpr, IN_FIRST: tl.constexpr):
+    """Find the weights of outputs ``o``, in rows ``row``, for inputs ``c``, and tell which of them there are."""
+    WIDTH: tl.constexpr = IN_C // PACK
+    live_c, live_o = _outer(c < IN_C, o < OUT_C, IN_FIRST)
+    live = live_c & live_o
+    if PACK == 1:
+        column = c
+    else:
+        column = c % WIDTH
+        group_c, group_o = _outer(c // WIDTH, o // (OUT_C // PACK), IN_FIRST)
+        live = live & (group_c == group_o)
+    columns, rows = _outer(column, row * WIDTH, IN_FIRST)
+    return rows + columns, live
 
 
 @triton.jit
@@ -99,17 +127,34 @@ def _reader(at, padding, tap, dilation, stride, size):
     return reached // stride, (reached >= 0) & (reached // stride < size)
 
 
+@triton.jit
+def _inputs_of_phase(
+    block, phase, batch, in_h, in_w, stride_h, stride_w, top, left, dilation_h, dilation_w, step_h, step_w,
+    KH: tl.constexpr, KW: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Find a block of the inputs ≡ phase (mod stride), which of them there are, and first and number of their taps."""
+    phase_h, phase_w = phase // stride_w, phase % stride_w
+    rows, columns = tl.cdiv(in_h - phase_h, stride_h), tl.cdiv(in_w - phase_w, stride_w)
+    pixel = block * BLOCK_P + tl.arange(0, BLOCK_P)
+    live = pixel < batch * tl.maximum(rows, 0) * tl.maximum(columns, 0)
+    n, h, w = _pixels(pixel, tl.maximum(rows, 1), tl.maximum(columns, 1))
+    first_i = _first_tap(phase_h, top, dilation_h, stride_h, KH)
+    first_j = _first_tap(phase_w, left, dilation_w, stride_w, KW)
+    count_i, count_j = tl.cdiv(KH - first_i, step_h), tl.cdiv(KW - first_j, step_w)
+    return n, h * stride_h + phase_h, w * stride_w + phase_w, live, first_i, first_j, count_i, count_j
+
+
 @triton.jit(do_not_specialize=["size_class"])
 def forward_kernel(
     x, weight, assign, y,
     batch, in_h, in_w, out_h, out_w, stride_h, stride_w, top, left, dilation_h, dilation_w, size_class,
     KERNELS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, GROUPS: tl.constexpr, IN_C: tl.constexpr,
-    OUT_C: tl.constexpr, CHANNELS_LAST: tl.constexpr, PRECISION: tl.constexpr,
+    OUT_C: tl.constexpr, PACK: tl.constexpr, CHANNELS_LAST: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_OUT: tl.constexpr,
 ):  # fmt: skip
     """Compute y(i) = Σ_p Σ_c Σ_k (assign_k(i, p) · x_c(i + p)) · w_k,c(p): a patch is read once and weighted K times.
 
-    Grid: (pixel blocks · out blocks, groups).
+    Grid: (pixel blocks · out blocks, packs).
     """
     TAPS: tl.constexpr = KH * KW
     OUT_BLOCKS: tl.constexpr = (OUT_C + BLOCK_OUT - 1) // BLOCK_OUT
@@ -133,7 +178,8 @@ def forward_kernel(
         for k in tl.static_range(KERNELS):
             a = tl.load(at_assign + (k * TAPS + p) * (out_h * out_w), mask=inside, other=0.0)
             rows = ((k * GROUPS + group) * OUT_C + o) * TAPS + p
-            w_k = tl.load(weight + rows[None, :] * IN_C + c[:, None], live_c[:, None] & live_o[None, :], 0.0)
+            at, live = _weights(rows, o, c, IN_C, OUT_C, PACK, True)
+            w_k = tl.load(weight + at, live, 0.0)
             acc = _dot(_scale(patch, a[:, None]), w_k, acc, PRECISION)
     _store(y, acc, n, h, w, live_p, group * OUT_C + o, live_o, out_h, out_w, GROUPS * OUT_C, CHANNELS_LAST)
 
@@ -144,7 +190,7 @@ def data_gradients_kernel(
     batch, in_h, in_w, out_h, out_w, stride_h, stride_w, top, left, dilation_h, dilation_w, step_h, step_w,
     units, first_unit, size_class,
     KERNELS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, GROUPS: tl.constexpr, IN_C: tl.constexpr,
-    OUT_C: tl.constexpr, CHANNELS_LAST: tl.constexpr, PRECISION: tl.constexpr,
+    OUT_C: tl.constexpr, PACK: tl.constexpr, CHANNELS_LAST: tl.constexpr, PRECISION: tl.constexpr,
     NEED_X: tl.constexpr, NEED_ASSIGN: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_OUT: tl.constexpr,
 ):  # fmt: skip
@@ -153,7 +199,7 @@ def data_gradients_kernel(
     For a block of inputs j, over the taps p and the one output i that reads j through p:
     grad_x(j) = Σ_p Σ_k assign_k(i, p) · z_k and grad_assign_k(i, p) = Σ_c x_c(j) · z_k,c. Every (i, p) inside the map
     belongs to one j, so no two programs write one entry. The sum over c ends at the unit, a block of BLOCK_IN channels
-    of one group: grad_assign is (units of this launch, N, K, taps, Hout, Wout). Inputs are taken by their phase, j mod
+    of one pack: grad_assign is (units of this launch, N, K, taps, Hout, Wout). Inputs are taken by their phase, j mod
     stride: all pixels of one phase share their taps, at most a stride-th of them in each direction. Where the
     assignment needs no gradient, grad is weighted before the product, as x is in the forward pass.
 
@@ -164,20 +210,15 @@ def data_gradients_kernel(
     IN_BLOCKS: tl.constexpr = (IN_C + BLOCK_IN - 1) // BLOCK_IN
     unit = tl.program_id(0) % units
     group, block = (first_unit + unit) // IN_BLOCKS, (first_unit + unit) % IN_BLOCKS
-    phase_h, phase_w = tl.program_id(1) // stride_w, tl.program_id(1) % stride_w
-    rows, columns = tl.cdiv(in_h - phase_h, stride_h), tl.cdiv(in_w - phase_w, stride_w)
-    pixel = tl.program_id(0) // units * BLOCK_P + tl.arange(0, BLOCK_P)
-    live_p = pixel < batch * tl.maximum(rows, 0) * tl.maximum(columns, 0)
-    n, h, w = _pixels(pixel, tl.maximum(rows, 1), tl.maximum(columns, 1))
-    h, w = h * stride_h + phase_h, w * stride_w + phase_w
+    n, h, w, live_p, first_i, first_j, count_i, count_j = _inputs_of_phase(
+        tl.program_id(0) // units, tl.program_id(1), batch, in_h, in_w,
+        stride_h, stride_w, top, left, dilation_h, dilation_w, step_h, step_w, KH, KW, BLOCK_P,
+    )  # fmt: skip
     c = block * BLOCK_IN + tl.arange(0, BLOCK_IN)
     live_c = c < IN_C
     c_x = group * IN_C + c
     if NEED_ASSIGN:
         features = _load(x, n, h, w, live_p, c_x, live_c, in_h, in_w, GROUPS * IN_C, CHANNELS_LAST)
-    first_i = _first_tap(phase_h, top, dilation_h, stride_h, KH)
-    first_j = _first_tap(phase_w, left, dilation_w, stride_w, KW)
-    count_i, count_j = tl.cdiv(KH - first_i, step_h), tl.cdiv(KW - first_j, step_w)
     acc = tl.zeros((BLOCK_P, BLOCK_IN), tl.float32)
     z = tl.zeros((BLOCK_P, BLOCK_IN), tl.float32)
     for step in range(count_i * count_j * (KERNELS * OUT_BLOCKS)):
@@ -191,8 +232,9 @@ def data_gradients_kernel(
         inside = live_p & inside_h & inside_w
         o_y = group * OUT_C + o
         gradient = _load(grad, n, oh, ow, inside, o_y, live_o, out_h, out_w, GROUPS * OUT_C, CHANNELS_LAST)
-        at = (((k * GROUPS + group) * OUT_C + o) * TAPS + i * KW + j)[:, None] * IN_C + c[None, :]
-        w_k = tl.load(weight + at, live_o[:, None] & live_c[None, :], 0.0)
+        rows = ((k * GROUPS + group) * OUT_C + o) * TAPS + i * KW + j
+        at, live = _weights(rows, o, c, IN_C, OUT_C, PACK, False)
+        w_k = tl.load(weight + at, live, 0.0)
         entry = ((n * KERNELS + k) * TAPS + i * KW + j) * (out_h * out_w) + oh * out_w + ow
         if not NEED_ASSIGN:
             a = tl.load(assign + entry, mask=inside, other=0.0)
@@ -216,12 +258,12 @@ def weight_gradient_kernel(
     batch, in_h, in_w, out_h, out_w, stride_h, stride_w, top, left, dilation_h, dilation_w,
     pixels_per_split, size_class,
     KERNELS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, GROUPS: tl.constexpr, IN_C: tl.constexpr,
-    OUT_C: tl.constexpr, CHANNELS_LAST: tl.constexpr, PRECISION: tl.constexpr,
+    OUT_C: tl.constexpr, PACK: tl.constexpr, CHANNELS_LAST: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_OUT: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_w_k(p) = Σ_i (assign_k(i, p) · grad(i)) · x(i + p)ᵀ over one split's pixels, all K from one read.
 
-    grad_weight: (splits, K, groups · out, taps, in). Grid: (taps · in blocks · out blocks, groups, splits).
+    grad_weight: (splits, K, groups · out, taps, in). Grid: (taps · in blocks · out blocks, packs, splits).
     """
     TAPS: tl.constexpr = KH * KW
     IN_BLOCKS: tl.constexpr = (IN_C + BLOCK_IN - 1) // BLOCK_IN
@@ -252,6 +294,5 @@ def weight_gradient_kernel(
         sums = added
     for k in tl.static_range(KERNELS):
         row = ((split.to(tl.int64) * KERNELS + k) * GROUPS + group) * OUT_C
-        at = ((row + o) * TAPS + p)[:, None] * IN_C + c[None, :]
-        value = sums[k].to(grad_weight.dtype.element_ty)
-        tl.store(grad_weight + at, value, live_o[:, None] & live_c[None, :])
+        at, live = _weights((row + o) * TAPS + p, o, c, IN_C, OUT_C, PACK, False)
+        tl.store(grad_weight + at, sums[k].to(grad_weight.dtype.element_ty), live)

@@ -5,24 +5,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import triton
 
+from malleable.ops.engines.triton import depthwise
 from malleable.ops.engines.triton import kernels as triton_kernels
 
 KERNELS: dict[str, Any] = {
-    "forward": triton_kernels.forward_kernel,
-    "data_gradients": triton_kernels.data_gradients_kernel,
-    "weight_gradient": triton_kernels.weight_gradient_kernel,
+    f"{kind}{name}": getattr(module, f"{name}_kernel")
+    for kind, module in (("", triton_kernels), ("narrow_", triton_kernels), ("depthwise_", depthwise))
+    for name in ("forward", "data_gradients", "weight_gradient")
 }
+"""The kernels by name. Narrow ones are those for matrices, with tiles for few channels: of one group or of a pack."""
 
 
-def _configs(*choices: tuple[int, int | None, int, int, int, int | None]) -> list[triton.Config]:
+def _configs(*choices: tuple[int, int | None, int | None, int, int, int | None]) -> list[triton.Config]:
     configs = []
-    for pixels, channels, outputs, warps, stages, registers in choices:
-        sizes = {"BLOCK_P": pixels, "BLOCK_OUT": outputs} | ({} if channels is None else {"BLOCK_IN": channels})
+    for *blocks, warps, stages, registers in choices:
+        sizes = {f"BLOCK_{side}": size for side, size in zip(("P", "IN", "OUT"), blocks, strict=True) if size}
         configs.append(triton.Config(sizes, num_warps=warps, num_stages=stages, maxnreg=registers))
     return configs
 
@@ -49,8 +51,37 @@ CONFIGS: dict[tuple[str, str], list[triton.Config]] = {
     ),
     ("weight_gradient", "tf32"): _configs((32, 64, 64, 8, 3, None), (32, 32, 32, 4, 3, 255)),
     ("weight_gradient", "ieee"): _configs((16, 64, 64, 8, 3, None), (32, 32, 32, 4, 3, 255)),
+    ("narrow_forward", "half"): _configs((128, 32, 32, 4, 3, None), (128, 16, 16, 4, 3, None)),
+    ("narrow_forward", "tf32"): _configs((128, 32, 32, 8, 3, None), (128, 16, 16, 4, 3, 255)),
+    ("narrow_forward", "ieee"): _configs((64, 32, 32, 4, 3, None), (64, 16, 16, 4, 3, None)),
+    ("narrow_data_gradients", "half"): _configs((64, None, 32, 4, 3, None), (128, None, 16, 4, 3, None)),
+    ("narrow_data_gradients", "tf32"): _configs((64, None, 32, 4, 3, None), (128, None, 16, 4, 3, None)),
+    ("narrow_data_gradients", "ieee"): _configs((64, None, 16, 8, 3, 255)),
+    ("narrow_weight_gradient", "half"): _configs((64, 32, 32, 4, 3, None), (64, 16, 16, 4, 3, None)),
+    ("narrow_weight_gradient", "tf32"): _configs((64, 32, 32, 4, 3, None), (64, 16, 16, 4, 3, None)),
+    ("narrow_weight_gradient", "ieee"): _configs((32, 32, 32, 4, 3, None), (32, 16, 16, 4, 3, None)),
+    ("depthwise_forward", "half"): _configs(
+        (64, 32, None, 4, 1, 255), (32, 64, None, 8, 1, 128), (16, 32, None, 2, 1, 255)
+    ),
+    ("depthwise_forward", "single"): _configs(
+        (32, 32, None, 4, 1, 255), (32, 64, None, 8, 1, 255), (16, 32, None, 2, 1, 255)
+    ),
+    ("depthwise_data_gradients", "half"): _configs((32, None, None, 8, 1, 255), (16, None, None, 4, 1, 255)),
+    ("depthwise_data_gradients", "single"): _configs((32, None, None, 8, 1, 255), (16, None, None, 4, 1, 255)),
+    ("depthwise_weight_gradient", "half"): _configs(
+        (32, 32, None, 4, 1, 255), (16, 32, None, 4, 1, 255), (16, 32, None, 8, 1, 255)
+    ),
+    ("depthwise_weight_gradient", "single"): _configs(
+        (32, 32, None, 4, 1, 255), (16, 32, None, 4, 1, 255), (16, 32, None, 8, 1, 255)
+    ),
 }
-"""The choices by kernel and by what it multiplies: 16-bit numbers, float32 as TF32, or float32 as it is."""
+"""The choices by kernel and by what it multiplies: 16-bit numbers, float32 as TF32, or float32 as it is.
+
+Depthwise kernels multiply in float32 whatever they read, 16-bit numbers or single precision.
+"""
+
+MOST_SUMS = 96
+"""How many registers of a thread may hold sums of depthwise weights' gradients."""
 
 
 def block_in(channels: int, arithmetic: str) -> int:
@@ -69,19 +100,28 @@ def launch(kernel: str, arithmetic: str, grid: Callable[[dict[str, Any]], tuple[
 
 @cache
 def _tuned(kernel: str, arithmetic: str) -> Any:
-    key = ["size_class", "stride_h", "stride_w", "KERNELS", "KH", "KW", "GROUPS", "IN_C", "OUT_C", "CHANNELS_LAST"]
-    key += ["NEED_X", "NEED_ASSIGN"] if kernel == "data_gradients" else []
-    prune = {"early_config_prune": fitting}
+    key = ["size_class", "stride_h", "stride_w", "KERNELS", "KH", "KW", "IN_C", "CHANNELS_LAST"]
+    key += [] if kernel.startswith("depthwise") else ["GROUPS", "OUT_C", "PACK"]
+    key += ["NEED_X", "NEED_ASSIGN"] if kernel.endswith("data_gradients") else []
+    prune = {"early_config_prune": partial(fitting, kernel)}
     return triton.autotune(CONFIGS[kernel, arithmetic], key, prune_configs_by=prune)(KERNELS[kernel])
 
 
-def fitting(configs: list[triton.Config], named: dict[str, Any], **arguments: Any) -> list[triton.Config]:
+def fitting(kernel: str, configs: list[triton.Config], named: dict[str, Any], **arguments: Any) -> list[triton.Config]:
     """Pick the configurations worth a trial on a layer. The last and smallest always is.
 
     Blocks are to be no larger than the layer's channels. Tiles of contiguous maps come in through registers, which
-    leaves data_gradients_kernel no room for 128 pixels.
+    leaves data_gradients_kernel no room for 128 pixels. Depthwise weights have a sum for each tap of a row and kernel.
     """
-    most = {f"BLOCK_{side}": max(16, int(triton.next_power_of_2(arguments[f"{side}_C"]))) for side in ("IN", "OUT")}
-    if "NEED_X" in arguments and not arguments["CHANNELS_LAST"]:
+    sides = [side for side in ("IN", "OUT") if f"{side}_C" in arguments]
+    most = {f"BLOCK_{side}": max(16, int(triton.next_power_of_2(arguments[f"{side}_C"]))) for side in sides}
+    if kernel.endswith("data_gradients") and not arguments["CHANNELS_LAST"]:
         most["BLOCK_P"] = 64
-    return [c for c in configs if c is configs[-1] or all(c.kwargs.get(name, 0) <= most[name] for name in most)]
+
+    def fits(config: triton.Config) -> bool:
+        if kernel == "depthwise_weight_gradient":
+            tile = config.kwargs["BLOCK_P"] * config.kwargs["BLOCK_IN"] // (32 * config.num_warps)
+            return int(tile * arguments["KW"] * arguments["KERNELS"]) <= MOST_SUMS
+        return all(config.kwargs.get(name, 0) <= size for name, size in most.items())
+
+    return [config for config in configs if config is configs[-1] or fits(config)]
