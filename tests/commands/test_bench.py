@@ -21,6 +21,35 @@ def test_numbers_are_measured_and_written(tmp_path: Path, monkeypatch: pytest.Mo
     assert results["environment"]["torch"] == torch.__version__
 
 
+def test_times_on_a_gpu_are_those_between_two_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: str) -> None:
+            happened.append(f"event on {stream}")
+
+        def synchronize(self) -> None:
+            happened.append("wait")
+
+        def elapsed_time(self, end: Event) -> float:
+            return 0.25 if end is not self else 0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"{device}'s stream")
+    monkeypatch.setattr(bench, "clear_caches", lambda device: happened.append(f"clear {device}"))
+    assert bench.seconds(lambda: happened.append("call"), torch.device("cuda:1")) == pytest.approx(0.25e-3)
+    assert happened == ["clear cuda:1", "event on cuda:1's stream", "call", "event on cuda:1's stream", "wait"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="and torch must find it, got 'cuda'"):
+        bench.bench(device="cuda")
+
+
 def test_a_file_that_exists_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text("mine")
     with pytest.raises(FileExistsError, match=r"mine\.json exists and is left as it is"):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +23,12 @@ from torch import Tensor, nn
 
 from malleable.files import check_free, write_whole
 from malleable.geometry import Geometry
+from malleable.inference.load import choose_device
 from malleable.layers import Conv25d, DepthConv2d, MalleableConv2d
 from malleable.reports.tables import print_cells
 
 Row = dict[str, Any]
+Placeable = TypeVar("Placeable", bound=Tensor | nn.Module)
 
 KERNELS = 3
 FOCAL = 500.0
@@ -70,9 +72,16 @@ GROUPS = [
 
 
 def bench(
-    out: Path | None = None, rounds: int = 7, only: tuple[str, ...] | None = None, overwrite: bool = False
+    out: Path | None = None,
+    rounds: int = 7,
+    only: tuple[str, ...] | None = None,
+    overwrite: bool = False,
+    device: str = "cpu",
 ) -> None:
     """Measure the layers and print one table per question.
+
+    On a GPU maps and weights are channels-last, times are those between two CUDA events with caches cleared before, and
+    memory is what PyTorch's allocator gives away.
 
     Args:
         out: a JSON file for the numbers.
@@ -80,7 +89,9 @@ def bench(
         only: some of "layers", "bfloat16", "hard", "groups", "calls", "networks", "network", "memory";
             all by default.
         overwrite: replace a file that exists.
+        device: cpu, cuda or cuda:N.
     """
+    place = choose_device(device)
     if out is not None:
         check_free(out, overwrite)
     if rounds < 1:
@@ -90,7 +101,7 @@ def bench(
         raise ValueError(f"only must be some of {', '.join(QUESTIONS)}, got {unknown}")
     environment = {
         "date": date.today().isoformat(),
-        "processor": _processor(),
+        "processor": torch.cuda.get_device_name(place) if place.type == "cuda" else _processor(),
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -99,14 +110,18 @@ def bench(
     results: dict[str, Any] = {"environment": environment}
     for name, (title, measure) in QUESTIONS.items():
         if only is None or name in only:
-            rows = results[name] = measure(rounds)
+            rows = results[name] = measure(rounds, place)
             print_cells([list(rows[0]), *([str(value) for value in row.values()] for row in rows)], title)
     if out is not None:
         write_whole(out, (json.dumps(results, indent=1) + "\n").encode())
 
 
 def layers(
-    rounds: int, kind: type[DepthConv2d] = MalleableConv2d, batches: tuple[int, ...] = (1,), channels: int = 0
+    rounds: int,
+    device: torch.device,
+    kind: type[DepthConv2d] = MalleableConv2d,
+    batches: tuple[int, ...] = (1,),
+    channels: int = 0,
 ) -> list[Row]:
     """Race the layers of ``kind`` with at least ``channels``, K = 3, against nn.Conv2d(K·C, C)."""
     rows = []
@@ -115,18 +130,18 @@ def layers(
             window = (3, shape.stride, shape.dilation, shape.dilation)
             layer = kind(shape.channels, shape.channels, *window, bias=False, kernels=KERNELS)
             limit = nn.Conv2d(KERNELS * shape.channels, shape.channels, *window, bias=False)
-            ratios = compare(layer, limit, batch, shape.size, shape.rate, rounds)
+            ratios = compare(layer, limit, batch, shape.size, shape.rate, rounds, device)
             rows.append({"layer": shape.name, "batch": batch, **ratios})
     return rows
 
 
-def bfloat16(rounds: int) -> list[Row]:
+def bfloat16(rounds: int, device: torch.device) -> list[Row]:
     """Race the malleable layers under autocast, both sides in bfloat16."""
-    with torch.autocast("cpu", torch.bfloat16):
-        return layers(rounds)
+    with torch.autocast(device.type, torch.bfloat16):
+        return layers(rounds, device)
 
 
-def groups(rounds: int) -> list[Row]:
+def groups(rounds: int, device: torch.device) -> list[Row]:
     """Race depthwise and grouped convolutions, batch 1 and 4, against nn.Conv2d of the same groups, which has one."""
     rows = []
     for name, channels, width, kernel, stride, size in GROUPS:
@@ -135,20 +150,20 @@ def groups(rounds: int) -> list[Row]:
             layer = MalleableConv2d(channels, channels, kernel, kernels=KERNELS, **options)
             conv = nn.Conv2d(channels, channels, kernel, **options)
             label = f"{name}, {channels} channels, {size}², stride {stride}"
-            ratios = compare(layer, conv, batch, size, rate=4, rounds=rounds)
+            ratios = compare(layer, conv, batch, size, rate=4, rounds=rounds, device=device)
             rows.append({"layer": label, "batch": batch, **ratios})
     return rows
 
 
-def calls(rounds: int) -> list[Row]:
+def calls(rounds: int, device: torch.device) -> list[Row]:
     """Time one call on a map of 4×4, where there is next to nothing to compute, its geometry shared or new."""
-    depth = one_cell_depth(1, 128, reach=6)
-    geometry, x = Geometry(depth, FOCAL), torch.randn(1, 8, 4, 4)
+    depth = put(one_cell_depth(1, 128, reach=6), device)
+    geometry, x = Geometry(depth, FOCAL), put(torch.randn(1, 8, 4, 4), device)
     rows = []
     for name, count in (("dense", 1), ("depthwise", 8)):
-        layer = MalleableConv2d(8, 8, 3, padding=1, groups=count, kernels=KERNELS)
+        layer = put(MalleableConv2d(8, 8, 3, padding=1, groups=count, kernels=KERNELS), device)
         runs: dict[str, Callable[[], Tensor]] = {
-            "nn.Conv2d": partial(nn.Conv2d(8, 8, 3, padding=1, groups=count), x),
+            "nn.Conv2d": partial(put(nn.Conv2d(8, 8, 3, padding=1, groups=count), device), x),
             "shared geometry": partial(layer, x, geometry),
             "new geometry": lambda layer=layer: layer(x, Geometry(depth, FOCAL)),  # type: ignore[misc]
         }
@@ -162,52 +177,52 @@ def calls(rounds: int) -> list[Row]:
     return rows
 
 
-def networks(rounds: int) -> list[Row]:
+def networks(rounds: int, device: torch.device) -> list[Row]:
     """Race the forward pass of timm's networks with K = 3, in the first layer of each stage or all, against theirs."""
     import timm
 
     from malleable.models.convert import convert
 
-    image, depth = torch.randn(4, 3, 224, 224), one_cell_depth(4, 224, reach=6)
+    image, depth = put(torch.randn(4, 3, 224, 224), device), put(one_cell_depth(4, 224, reach=6), device)
     rows = []
     for name in ("regnety_016", "mobilenetv3_large_100", "efficientnet_b0", "resnext50_32x4d", "convnext_tiny"):
         for where in ("first-of-stage", "all"):
-            original = timm.create_model(name).eval()
-            ours = partial(
-                convert(timm.create_model(name).eval(), "malleable", KERNELS, where), image, depth=depth, focal=FOCAL
-            )
-            rows.append({"network": name, "where": where, **race(ours, partial(original, image), rounds, step=False)})
+            original = put(timm.create_model(name).eval(), device)
+            converted = put(convert(timm.create_model(name).eval(), "malleable", KERNELS, where), device)
+            ours, theirs = partial(converted, image, depth=depth, focal=FOCAL), partial(original, image)
+            rows.append({"network": name, "where": where, **race(ours, theirs, rounds, device, step=False)})
     return rows
 
 
-def network(rounds: int) -> list[Row]:
+def network(rounds: int, device: torch.device) -> list[Row]:
     """Race DeepLabv3+ with K = 3 in four layers against its RGB baseline, 480×640, 40 classes."""
     from malleable.models import DeepLabV3Plus
 
-    image = torch.randn(2, 3, 480, 640)  # two: the ASPP's pooled branch normalises over the batch
+    image = put(torch.randn(2, 3, 480, 640), device)  # two: the ASPP's pooled branch normalises over the batch
     depth = torch.linspace(2, 6, 640).expand(2, 1, 480, 640).clone()  # a slanted wall, a box before it
     depth[..., 120:240, 160:320] = 1.5
+    depth = put(depth, device)
     rows = []
     for backbone in ("resnet18", "resnet50s"):
-        ours, theirs = (DeepLabV3Plus(backbone, 40, conv) for conv in ("malleable", None))
-        ratios = race(partial(ours, image, depth, FOCAL), partial(theirs, image, depth, FOCAL), rounds)
+        ours, theirs = (put(DeepLabV3Plus(backbone, 40, conv), device) for conv in ("malleable", None))
+        ratios = race(partial(ours, image, depth, FOCAL), partial(theirs, image, depth, FOCAL), rounds, device)
         rows.append({"backbone": backbone, "batch": 2, **ratios})
     return rows
 
 
-def memory(rounds: int) -> list[Row]:
+def memory(rounds: int, device: torch.device) -> list[Row]:
     """Measure the peak memory of one training step on res2, batch 16, 120×120, beyond what is there before it."""
-    if not Path("/proc/self/clear_refs").exists():
+    if device.type == "cpu" and not Path("/proc/self/clear_refs").exists():
         raise OSError("memory is measured through /proc, which this system does not have; leave it out with --only")
     context = multiprocessing.get_context("spawn")  # a fresh process each: peaks never fall
     rows = []
     for name in ("nn.Conv2d(64, 64)", "malleable, K = 3", "unfold, K = 3"):
         with context.Pool(1) as pool:
-            rows.append({"step": name, "MiB": round(pool.apply(_peak_of_a_step, (name,)) / 2**20, 1)})
+            rows.append({"step": name, "MiB": round(pool.apply(_peak_of_a_step, (name, device)) / 2**20, 1)})
     return rows
 
 
-QUESTIONS: dict[str, tuple[str, Callable[[int], list[Row]]]] = {
+QUESTIONS: dict[str, tuple[str, Callable[[int, torch.device], list[Row]]]] = {
     "layers": ("Malleable, K = 3, float32: time over nn.Conv2d(3·C, C)", partial(layers, batches=(1, 4))),
     "bfloat16": ("The same under bfloat16 autocast: time over nn.Conv2d(3·C, C) in bfloat16", bfloat16),
     "hard": (
@@ -222,30 +237,58 @@ QUESTIONS: dict[str, tuple[str, Callable[[int], list[Row]]]] = {
 }
 
 
-def compare(layer: DepthConv2d, limit: nn.Conv2d, batch: int, size: int, rate: int, rounds: int) -> Row:
+def compare(
+    layer: DepthConv2d, limit: nn.Conv2d, batch: int, size: int, rate: int, rounds: int, device: torch.device
+) -> Row:
     """Race a layer, its geometry and assignment included, against a plain convolution of maps of the same size."""
-    x, wide = (torch.randn(batch, conv.in_channels, size, size, requires_grad=True) for conv in (layer, limit))
-    depth = one_cell_depth(batch, rate * size, reach=1.5 * rate * layer.dilation[0])
-    return race(lambda: layer(x, Geometry(depth, FOCAL)), lambda: limit(wide), rounds)
+    layer, limit = put(layer, device), put(limit, device)
+    maps = (torch.randn(batch, conv.in_channels, size, size) for conv in (layer, limit))
+    x, wide = (put(map, device).requires_grad_() for map in maps)
+    depth = put(one_cell_depth(batch, rate * size, reach=1.5 * rate * layer.dilation[0]), device)
+    return race(lambda: layer(x, Geometry(depth, FOCAL)), lambda: limit(wide), rounds, device)
 
 
-def race(ours: Callable[[], Tensor], theirs: Callable[[], Tensor], rounds: int, step: bool = True) -> Row:
+def put(thing: Placeable, device: torch.device) -> Placeable:
+    """Move maps or a module to the device, channels-last on a GPU."""
+    return thing if device.type == "cpu" else cast(Any, thing).to(device, memory_format=torch.channels_last)
+
+
+def seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Time a call; on a GPU, which is kept busy until the call is under way, by events."""
+    if device.type != "cuda":
+        started = time.perf_counter()
+        run()
+        return time.perf_counter() - started
+    stream = torch.cuda.current_stream(device)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    clear_caches(device)
+    begin.record(stream)
+    run()
+    end.record(stream)
+    end.synchronize()
+    return 1e-3 * float(begin.elapsed_time(end))
+
+
+def clear_caches(device: torch.device) -> None:
+    """Write more than the caches of any GPU hold."""
+    torch.zeros(2**29, dtype=torch.uint8, device=device)
+
+
+def race(
+    ours: Callable[[], Tensor], theirs: Callable[[], Tensor], rounds: int, device: torch.device, step: bool = True
+) -> Row:
     """Time forward and training step (all gradients) of both sides by turns; give the fastest, in ms, and ratios."""
     kinds = ("forward", "step") if step else ("forward",)
     times: dict[str, list[float]] = {f"{prefix}{kind}": [] for kind in kinds for prefix in ("", "limit ")}
     for turn in range(rounds + 1):
         for prefix, run in (("", ours), ("limit ", theirs)):
             with torch.no_grad():
-                started = time.perf_counter()
-                run()
-                seconds = {"forward": time.perf_counter() - started}
+                taken = {"forward": seconds(run, device)}
             if step:
-                started = time.perf_counter()
-                torch.autograd.backward(run().sum())
-                seconds["step"] = time.perf_counter() - started
+                taken["step"] = seconds(lambda run=run: torch.autograd.backward(run().sum()), device)  # type: ignore[misc]
             if turn:  # the first turn warms up
                 for kind in kinds:
-                    times[f"{prefix}{kind}"].append(seconds[kind])
+                    times[f"{prefix}{kind}"].append(taken[kind])
     best = {name: 1e3 * min(values) for name, values in times.items()}
     row: Row = {f"{name} ms": round(value, 2) for name, value in best.items()}
     return row | {f"{kind} ratio": round(best[kind] / best[f"limit {kind}"], 3) for kind in kinds}
@@ -267,12 +310,12 @@ def unfold_form(x: Tensor, weight: Tensor, assign: Tensor) -> Tensor:
     return torch.as_tensor(y).view(batch, -1, height, width)
 
 
-def _peak_of_a_step(name: str) -> float:
-    """Count the bytes by which a training step raises the peak resident memory; needs a process of its own."""
-    x = torch.randn(16, 64, 120, 120, requires_grad=True)
-    layer = MalleableConv2d(64, 64, 3, padding=1, bias=False, kernels=KERNELS)
-    conv = nn.Conv2d(64, 64, 3, padding=1, bias=False)
-    depth = one_cell_depth(16, 480, reach=6)
+def _peak_of_a_step(name: str, device: torch.device) -> float:
+    """Count the bytes by which a training step raises the peak of memory; needs a process of its own."""
+    x = put(torch.randn(16, 64, 120, 120), device).requires_grad_()
+    layer = put(MalleableConv2d(64, 64, 3, padding=1, bias=False, kernels=KERNELS), device)
+    conv = put(nn.Conv2d(64, 64, 3, padding=1, bias=False), device)
+    depth = put(one_cell_depth(16, 480, reach=6), device)
 
     def step(x: Tensor, depth: Tensor) -> None:
         if name.startswith("nn.Conv2d"):
@@ -284,6 +327,13 @@ def _peak_of_a_step(name: str) -> float:
         torch.autograd.backward(y.sum())
 
     step(x[:1, :, :8, :8].detach(), depth[:1, :, :32, :32])  # loads libraries and makes threads
+    if device.type == "cuda":
+        step(x, depth)  # kernels are compiled and tuned
+        x.grad = None
+        torch.cuda.reset_peak_memory_stats(device)
+        before = float(torch.cuda.memory_allocated(device))
+        step(x, depth)
+        return torch.cuda.max_memory_allocated(device) - before
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
     before = _resident("VmRSS")
     step(x, depth)
