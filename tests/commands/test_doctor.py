@@ -9,8 +9,9 @@ import torch
 
 from malleable import cli
 from malleable.commands import doctor
-from malleable.ops.engines import plain
+from malleable.ops.engines import plain, triton
 from malleable.ops.engines.native.build import origin
+from malleable.ops.engines.triton import LaunchError
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,21 @@ def test_one_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert cli.main(["doctor", "--device", "cpu", "--rounds", "1"]) == 1
     shown = capsys.readouterr()
     assert [line for line in shown.out.splitlines() if "NO" in line and "plain" in line and "float32" in line]
-    assert "disagree; please report this table" in shown.err
+    assert "disagree or fail; please report this table" in shown.err
+
+
+def test_a_kernel_that_cannot_be_started_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise LaunchError("forward could not be started: no C compiler")
+
+    monkeypatch.setattr(triton, "can_run", lambda *arguments: None)
+    monkeypatch.setattr(triton, "forward", fail)
+    assert cli.main(["doctor", "--device", "cpu", "--rounds", "1"]) == 1
+    shown = capsys.readouterr()
+    assert [line for line in shown.out.splitlines() if "triton" in line and "FAILED" in line]
+    assert "not run: triton on cpu: forward could not be started: no C compiler" in shown.err
 
 
 def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
