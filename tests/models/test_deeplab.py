@@ -124,6 +124,58 @@ class TestStructure:
         assert [name for name, p in net.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
 
 
+class TestReleased:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def net(cls) -> DeepLabV3Plus:
+        return build("resnet50s", merge="released", width=8, channels=(8, 16, 24, 32), invalid="uniform")
+
+    def test_the_units_of_res5_are_dilated_by_2_4_and_8(self, net: DeepLabV3Plus) -> None:
+        convolutions = [unit.conv2 for unit in net.backbone.model.layer4]
+        assert [layer.dilation for layer in convolutions] == [(2, 2), (4, 4), (8, 8)]
+        assert net.backbone.placed[-1].rate == 16
+
+    @torch.inference_mode()
+    def test_all_stages_meet_at_an_eighth_and_the_classifier_sees_a_half(self, net: DeepLabV3Plus) -> None:
+        rgb, depth = scene(1, 64, 96)
+        stages = net.backbone(rgb, depth=depth, focal=60.0)[-4:]
+        merged = net.merge(stages)
+        assert merged.shape == (1, 16, 8, 12)
+        assert net.decoder(net.aspp(merged)).shape == (1, 4, 32, 48)
+
+    @torch.inference_mode()
+    def test_the_auxiliary_logits_come_when_asked_for(self, net: DeepLabV3Plus) -> None:
+        rgb, depth = scene(1, 65, 97)
+        logits, early = net(rgb, depth=depth, focal=60.0, auxiliary=True)
+        assert logits.shape == early.shape == (1, 5, 65, 97)
+        assert torch.equal(net(rgb, depth=depth, focal=60.0), logits)
+
+    def test_a_training_step_moves_every_parameter(self, net: DeepLabV3Plus) -> None:
+        net.train()
+        rgb, depth = scene()
+        sum(out.square().mean() for out in net(rgb, depth=depth, focal=60.0, auxiliary=True)).backward()
+        net.eval()
+        assert [name for name, p in net.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
+
+    def test_a_folder_round_trip(self, net: DeepLabV3Plus, tmp_path: Path) -> None:
+        net.save_pretrained(tmp_path / "net")
+        again = DeepLabV3Plus.from_pretrained(tmp_path / "net")
+        rgb, depth = scene()
+        with torch.inference_mode():
+            assert torch.equal(again(rgb, depth=depth, focal=60.0), net(rgb, depth=depth, focal=60.0))
+
+    def test_what_it_is_not_made_for_is_refused(self) -> None:
+        for message, options in {
+            "merge must be False, True or 'released', got 'paper'": {"merge": "paper"},
+            "merge='released' needs output_stride=16, got 8": {"merge": "released", "output_stride": 8},
+            "needs a ResNet": {"merge": "released", "backbone": "efficientnet_b0"},
+        }.items():
+            with pytest.raises(ValueError, match=message):
+                build(**options)
+        with pytest.raises(ValueError, match="only merge='released' has an auxiliary classifier"):
+            build(merge=True)(*scene(), focal=60.0, auxiliary=True)
+
+
 class TestSaving:
     def test_a_folder_round_trip(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         net = build(kernels=2, stages=(2, 5), merge=True, temperature=2.0, invalid="ignore")

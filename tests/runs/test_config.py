@@ -35,13 +35,15 @@ def test_every_config_parses_and_begins_with_its_command(path: Path) -> None:
 
 def test_every_row_of_the_tables_differs_from_the_others() -> None:
     rows = [parsed(path)[0] for path in CONFIGS if path.parent.name in PAPER and path.stem != "base"]
-    assert len(rows) == 17 + 5
+    assert len(rows) == 17 + 2 + 5
     assert len({str(row) for row in rows}) == len(rows)
 
 
 @pytest.mark.parametrize("name", PAPER)
 def test_the_recipes_are_the_paper_s(name: str) -> None:
-    for path in (ROOT / "configs" / name).glob("*.yaml"):
+    for path in CONFIGS:
+        if path.parent.name != name or path.stem.startswith("released"):
+            continue
         config, _ = parsed(path)
         recipe = config.train
         assert (recipe.lr, recipe.momentum, recipe.weight_decay, recipe.power) == (0.01, 0.9, 1e-4, 0.9)
@@ -55,6 +57,22 @@ def test_the_recipes_are_the_paper_s(name: str) -> None:
         assert recipe.loss == ("cross_entropy" if nyu else "bootstrapped")
         assert config.model.merge == nyu
         assert config.data.val == ("test" if nyu else "val")
+
+
+@pytest.mark.parametrize("layers", [50, 101])
+def test_the_released_recipes_are_those_of_the_authors_code(layers: int) -> None:
+    config, _ = parsed(ROOT / f"configs/nyudv2/released_r{layers}.yaml")
+    model, data, recipe = config.model, config.data, config.train
+    assert (model.backbone, model.merge, model.invalid, model.kernels) == (f"resnet{layers}s", "released", "uniform", 3)
+    assert (recipe.lr, recipe.momentum, recipe.weight_decay, recipe.power) == (0.02, 0.9, 5e-4, 0.9)
+    assert (recipe.steps, recipe.batch_size) == (80 * 490, 16)
+    assert (recipe.auxiliary, recipe.norm_momentum, recipe.hold_middle) == (0.4, 0.01, True)
+    assert (data.crop, data.scales) == ((480, 480), (0.75, 1.0, 1.25, 1.5, 1.75))
+
+
+def test_an_auxiliary_loss_needs_its_classifier() -> None:
+    with pytest.raises(ValueError, match=r"only model\.merge=released has such a classifier"):
+        Config(train=TrainConfig(auxiliary=0.4))
 
 
 @pytest.mark.parametrize("path", DEEPLABS, ids=lambda path: str(path.relative_to(ROOT / "configs")))

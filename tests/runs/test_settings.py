@@ -19,7 +19,7 @@ WRONG_VALUES = [
     ("train", "model.stages", "[2,x]", "whole numbers", None),
     ("train", "model.stages", "all", "whole numbers", None),
     ("train", "model.output_stride", "15", "8, 16 or 32", None),
-    ("train", "model.merge", "maybe", "true or false", None),
+    ("train", "model.merge", "maybe", "true or false or released", None),
     ("train", "model.centers", "[-1,left,1]", "numbers or null", None),
     ("train", "model.temperature", "hot", "a number", None),
     ("train", "model.learnable", "[centres]", "some of centers, temperature, rebalance", "centers"),

@@ -9,12 +9,14 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 from socket import gethostname
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 
 import malleable as mb
 import malleable.inference.evaluate
@@ -24,8 +26,9 @@ from malleable import cli
 from malleable.data import Sample, open_dataset
 from malleable.inference.evaluate import evaluate_network
 from malleable.runs.checkpoint import numbered, read_checkpoint
-from malleable.runs.config import build_network
+from malleable.runs.config import Config, ModelConfig, TrainConfig, build_network
 from malleable.runs.folder import RunFolder, read_config
+from malleable.training.loop import image_losses
 from malleable.training.loss import CrossEntropy
 from malleable.training.state import State
 
@@ -473,6 +476,36 @@ def test_the_other_switches_run(data: Path, tmp_path: Path) -> None:
     }
     assert cli.main(arguments(data, tmp_path / "run", **settings)) == 0
     assert all(tensor.dtype != torch.bfloat16 for tensor in weights(tmp_path / "run").values())
+
+
+def test_the_released_network_is_trained_as_its_authors_do(data: Path, tmp_path: Path) -> None:
+    settings = {"merge": "released", "width": 8, "channels": "[8,8,8,8]", "invalid": "uniform"}
+    recipe = {"auxiliary": 0.4, "norm_momentum": 0.01, "hold_middle": "true", "lr": 0.1}
+    chosen = {f"model__{key}": value for key, value in settings.items()}
+    chosen |= {f"train__{key}": value for key, value in recipe.items()}
+    assert cli.main(arguments(data, tmp_path / "run", **chosen)) == 0
+    trained = mb.load(tmp_path / "run")
+    for layer in trained.net.backbone.layers().values():
+        assert layer.centers[2] == 0
+        assert (layer.centers[[0, 1, 3, 4]] != torch.tensor([-2.0, -1.0, 1.0, 2.0])).all()
+    predicted = trained.predict(np.zeros((32, 40, 3), np.uint8), np.ones((32, 40), np.float32), focal=30.0)
+    assert predicted.labels.shape == (32, 40)
+
+
+def test_the_momentum_of_norms_can_be_set(data: Path, tmp_path: Path) -> None:
+    config = Config(ModelConfig("resnet10t", pretrained=False), train=TrainConfig(norm_momentum=0.01))
+    state = State(Fabric(accelerator="cpu", devices=1), config, open_dataset(str(data), "train"), pretrained=False)
+    assert {m.momentum for m in state.net.modules() if isinstance(m, nn.BatchNorm2d)} == {0.01}
+
+
+def test_the_auxiliary_loss_is_added_with_its_weight() -> None:
+    logits, early, label = torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4), torch.randint(3, (2, 4, 4))
+    state = SimpleNamespace(config=Config(ModelConfig(merge="released"), train=TrainConfig(auxiliary=0.4)))
+    state.model = lambda image, depth, focal, auxiliary: (logits, early) if auxiliary else logits
+    part = SimpleNamespace(depth=None, focal=None, label=label)
+    loss = CrossEntropy()
+    expected = loss(logits, label) + 0.4 * loss(early, label)
+    torch.testing.assert_close(image_losses(state, logits, part, loss), expected)  # type: ignore[arg-type]
 
 
 def test_frozen_norms_keep_their_statistics_also_after_validation(data: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 from dataclasses import asdict
+from typing import Literal
 
 from malleable.models.cost import table
 from malleable.reports.tables import print_cells
@@ -14,6 +15,7 @@ def cost(
     size: tuple[int, int] = (768, 768),
     classes: int = 19,
     output_stride: int = 16,
+    merge: bool | Literal["released"] = False,
     json: bool = False,
 ) -> None:
     """Print parameters and multiply-adds of DeepLabv3+ with each convolution, beside the paper's Table 1.
@@ -23,9 +25,10 @@ def cost(
         size: height and width of the image.
         classes: number of classes.
         output_stride: 8, 16 or 32.
+        merge: the multi-stage merging block, or released, the network of the authors' code.
         json: print JSON instead of a table.
     """
-    rows = table(backbone, size, classes, output_stride)
+    rows = table(backbone, size, classes, output_stride, merge)
     if json:
         print(json_format.dumps([asdict(row) for row in rows], indent=2))
         return

@@ -278,6 +278,8 @@ class Portrait:
         net = self.trained.net
         if not isinstance(net, DeepLabV3Plus):
             raise Missing(f"the drawing is one of DeepLabv3+, and the network is {net.settings['network']}")
+        if net.settings["merge"] == "released":
+            raise Missing("the drawing is one of the paper's network, and this one has the head of the released code")
         features: Any = net.backbone.model
         replaced = {
             seeing.stage: (

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from malleable.models.convert import Converted, Placed, add_depth_input, place
 from malleable.models.depth_input import DepthEncoder, Kind
@@ -29,6 +29,7 @@ def build(
     depth_input: Kind | None,
     widths: Sequence[int] | None,
     options: dict[str, Any],
+    multi_grid: Sequence[int] = (),
 ) -> tuple[Converted, list[int]]:
     """Build a timm network whose convolutions see depth; return it and the channels of res2 … res5, its last four maps.
 
@@ -38,12 +39,15 @@ def build(
         conv, kernels, depth_input, options: as for :func:`malleable.convert`.
         widths: channels of res2 … res5, for backbones whose timm factory takes ``channels``.
         stages: in which of res2 … res5 the first k × k convolution of the first residual unit is replaced.
+        multi_grid: dilations of res5's units, of a ResNet.
     """
     if not set(stages) <= set(STAGES):
         raise ValueError(f"stages must be among {STAGES}, got {tuple(stages)}")
     if widths is not None and (len(widths) != len(STAGES) or min(widths) < 1):
         raise ValueError(f"channels must be four positive numbers, of res2 … res5, got {tuple(widths)}")
     features = _create(name, output_stride, widths)
+    if multi_grid:
+        _dilate(features, multi_grid, name)
     channels: list[int] = features.feature_info.channels()[-4:]
     if (conv is None or not stages) and depth_input is None:
         return Converted(features), channels
@@ -111,6 +115,17 @@ def _create(name: str, output_stride: int, widths: Sequence[int] | None = None, 
             f"output_stride={output_stride} needs; use another output_stride or backbone"
         )
     return network
+
+
+def _dilate(features: Any, dilations: Sequence[int], name: str) -> None:
+    """Set the dilation of the k × k convolutions in each unit of res5, as far as there are units."""
+    if not hasattr(features, "layer4"):
+        raise ValueError(f"merge='released' needs a ResNet, whose res5 is dilated unit by unit, got backbone {name!r}")
+    for unit, dilation in zip(features.layer4, dilations, strict=False):
+        for module in unit.modules():
+            if isinstance(module, nn.Conv2d) and max(module.kernel_size) > 1:
+                module.dilation = (dilation, dilation)
+                module.padding = tuple(dilation * (size // 2) for size in module.kernel_size)
 
 
 def first_of_stages(features: Any, seen: Watched, name: str) -> dict[int, str]:

@@ -12,6 +12,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Literal
 
 import torch
 from torch import nn
@@ -94,7 +95,7 @@ class Row:
     paper_parameters: float | None = None
 
 
-_PAPER_SETTING = ("resnet101s", (768, 768), 19, 16)
+_PAPER_SETTING = ("resnet101s", (768, 768), 19, 16, False)
 _METHODS = [  # with the paper's multiply-adds and parameters
     ("Baseline", None, 1, (215.673, 59.468)),
     ("Depth-aware", "depth_aware", 1, (215.675, 59.468)),
@@ -105,16 +106,20 @@ _METHODS = [  # with the paper's multiply-adds and parameters
 
 
 def table(
-    backbone: str = "resnet101s", size: Sequence[int] = (768, 768), classes: int = 19, output_stride: int = 16
+    backbone: str = "resnet101s",
+    size: Sequence[int] = (768, 768),
+    classes: int = 19,
+    output_stride: int = 16,
+    merge: bool | Literal["released"] = False,
 ) -> list[Row]:
     """Compute the paper's Table 1 for DeepLabv3+ on any backbone and image size; the defaults are the paper's."""
     from malleable.models import DeepLabV3Plus
 
-    is_paper = (backbone, tuple(size), classes, output_stride) == _PAPER_SETTING
+    is_paper = (backbone, tuple(size), classes, output_stride, merge) == _PAPER_SETTING
     rows = []
     for method, conv, kernels, paper in _METHODS:
         with torch.device("meta"):
-            net = DeepLabV3Plus(backbone, classes, conv, kernels, output_stride=output_stride)
+            net = DeepLabV3Plus(backbone, classes, conv, kernels, output_stride=output_stride, merge=merge)
         cost = measure(net, size)
         numbers = (cost.multiply_adds / 1e9, cost.parameters / 1e6, cost.assignment / 1e9)
         rows.append(Row(method, kernels, *numbers, *(paper if is_paper else ())))

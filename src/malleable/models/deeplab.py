@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from huggingface_hub import PyTorchModelHubMixin
@@ -14,9 +14,10 @@ from typing_extensions import Self
 
 from malleable.models.backbone import STAGES, build, build_depth_encoder, load
 from malleable.models.depth_input import Kind
-from malleable.models.merge import ConvNormAct, Merge, resize
+from malleable.models.merge import ConvNormAct, Merge, ReleasedMerge, Upsample, resize
 
 _MERGED = 128
+_MULTI_GRID = (2, 4, 8)  # dilations of res5's units in the released network
 _RATES = {8: (12, 24, 36), 16: (6, 12, 18), 32: (6, 12, 18)}  # of the ASPP, by output stride
 
 
@@ -36,7 +37,7 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
         kernels: int = 3,
         stages: Sequence[int] = STAGES,
         output_stride: int = 16,
-        merge: bool = False,
+        merge: bool | Literal["released"] = False,
         depth_input: Kind | None = None,
         *,
         width: int = 256,
@@ -52,6 +53,11 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
         for name, number in {"num_classes": num_classes, "width": width, "skip": skip}.items():
             if number < 1:
                 raise ValueError(f"{name} must be at least 1, got {number}")
+        released = merge == "released"
+        if isinstance(merge, str) and not released:
+            raise ValueError(f"merge must be False, True or 'released', got {merge!r}")
+        if released and output_stride != 16:
+            raise ValueError(f"merge='released' needs output_stride=16, got {output_stride}")
         self.settings: dict[str, Any] = {
             "backbone": backbone,
             "num_classes": num_classes,
@@ -67,10 +73,30 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
             "depth_encoder": depth_encoder,
             **options,
         }
-        self.backbone, found = build(backbone, output_stride, conv, kernels, stages, depth_input, channels, options)
+        self.backbone, found = build(
+            backbone,
+            output_stride,
+            conv,
+            kernels,
+            stages,
+            depth_input,
+            channels,
+            options,
+            _MULTI_GRID if released else (),
+        )
         self.depth_encoder = (
             None if depth_encoder is None else build_depth_encoder(depth_encoder, backbone, output_stride, channels)
         )
+        self.auxiliary: nn.Module | None = None
+        if released:
+            self.merge: nn.Module | None = ReleasedMerge(found, 2 * width)
+            self.auxiliary = nn.Conv2d(2 * width, num_classes, 1)
+            self.aspp = ASPP(2 * width, list(_RATES[output_stride]), 2 * width)
+            half = max(1, width // 2)
+            self.skip = None
+            self.decoder = nn.Sequential(Upsample(2 * width, width), Upsample(width, half))
+            self.classifier = nn.Conv2d(half, num_classes, 1)
+            return
         self.aspp = ASPP(found[-1], list(_RATES[output_stride]), width)
         self.merge = Merge(found, _MERGED) if merge else None
         self.skip = None if merge else ConvNormAct(found[0], skip, 1)
@@ -79,23 +105,35 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
         )
         self.classifier = nn.Conv2d(width, num_classes, 1)
 
-    def forward(self, rgb: Tensor, depth: Tensor | None = None, focal: float | Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        rgb: Tensor,
+        depth: Tensor | None = None,
+        focal: float | Tensor | None = None,
+        auxiliary: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Return logits (N, num_classes, H, W).
 
         Args:
             rgb: (N, 3, H, W), any size.
             depth: (N, 1, H, W) metres; without effect if nothing of the network sees depth.
             focal: pixels of the image; a number or (N,); without effect if ``conv=None``.
+            auxiliary: return the logits of the released network's auxiliary classifier too, in a pair.
         """
         stages = self.backbone(rgb, depth=depth, focal=focal)[-4:]  # res2 … res5
         if self.depth_encoder is not None:
             if depth is None:
                 raise ValueError("depth is missing: call net(image, depth=depth, focal=focal)")
             stages = [seen + known for seen, known in zip(stages, self.depth_encoder(depth)[-4:], strict=True)]
+        if self.auxiliary is not None and self.merge is not None:
+            merged = self.merge(stages)
+            logits = resize(self.classifier(self.decoder(self.aspp(merged))), rgb)
+            return (logits, resize(self.auxiliary(merged), rgb)) if auxiliary else logits
+        if auxiliary:
+            raise ValueError("auxiliary=True: only merge='released' has an auxiliary classifier")
         fine = self.merge(stages) if self.merge is not None else self.skip(stages[0])  # type: ignore[misc]
         context = resize(self.aspp(stages[-1]), fine)
-        logits: Tensor = self.classifier(self.decoder(torch.cat([context, fine], dim=1)))
-        return resize(logits, rgb)
+        return resize(self.classifier(self.decoder(torch.cat([context, fine], dim=1))), rgb)
 
     @classmethod
     def _from_pretrained(cls, *, strict: bool = True, **arguments: Any) -> Self:
@@ -112,7 +150,7 @@ def deeplabv3plus(
     kernels: int = 3,
     stages: Sequence[int] = STAGES,
     output_stride: int = 16,
-    merge: bool = False,
+    merge: bool | Literal["released"] = False,
     depth_input: Kind | None = None,
     pretrained: bool | str | Path = True,
     *,
@@ -133,12 +171,12 @@ def deeplabv3plus(
         stages: in which of res2 … res5 the first k × k convolution of the first residual unit sees depth.
         output_stride: 8, 16 or 32.
         merge: feed the decoder with all four stages through the multi-stage merging block (the NYUDv2 network) instead
-            of the skip from res2.
+            of the skip from res2. ``"released"`` is the network of the authors' code instead, see docs/models.md.
         depth_input: also show depth to the backbone's first convolution, ``"metric"`` or ``"relative"``, see
             :func:`malleable.convert`.
         pretrained: ImageNet weights of the backbone: True downloads timm's, a path reads a safetensors or torch file
             with timm's names (torchvision's ResNets have the same), False starts at random.
-        width: channels of ASPP and decoder.
+        width: channels of ASPP and decoder; the released network has twice as many in its ASPP.
         skip: channels of the skip from res2.
         channels: of res2 … res5, for a narrower backbone where timm's takes ``channels`` (its ResNets do).
         depth_encoder: a second backbone for depth, ``"metric"`` or ``"relative"``, whose maps are added to those of the

@@ -22,7 +22,7 @@ class ModelConfig:
         kernels: K; depth_aware has one whatever is said here.
         stages: which of res2 … res5.
         output_stride: 8, 16 or 32.
-        merge: the multi-stage merging block of the NYUDv2 network.
+        merge: the multi-stage merging block of the NYUDv2 network, or released, the network of the authors' code.
         depth_input: depth as one more channel of the first convolution, metric or relative; null shows it to the
             layers alone.
         depth_encoder: a second backbone for depth, metric or relative, whose maps are added; null has none.
@@ -46,7 +46,7 @@ class ModelConfig:
     kernels: int = 3
     stages: tuple[int, ...] = (2, 3, 4, 5)
     output_stride: Literal[8, 16, 32] = 16
-    merge: bool = False
+    merge: bool | Literal["released"] = False
     depth_input: Literal["metric", "relative"] | None = None
     depth_encoder: Literal["metric", "relative"] | None = None
     width: int = 256
@@ -148,6 +148,7 @@ class TrainConfig:
         loss: cross_entropy over all pixels, or bootstrapped over the hard ones.
         bootstrap_threshold: a pixel is hard if its class has a lower probability than this.
         bootstrap_floor: the share of an image's labelled pixels that are kept at least, the hardest first.
+        auxiliary: weight of the auxiliary classifier's loss, for merge: released.
         precision: as lightning-fabric names it.
         accumulate: in how many parts, one after the other, each device goes through its share of a batch.
         clip: largest norm of the gradient; null does not clip.
@@ -155,6 +156,8 @@ class TrainConfig:
         channels_last: memory format of images and weights.
         compile: run the network through torch.compile.
         freeze_norm: batch norms keep their statistics.
+        norm_momentum: share of a batch in the running statistics of batch norms; null leaves the network's own.
+        hold_middle: the middle one of an odd number of kernels keeps its center at 0.
         seed: of weights, order, augmentation and dropout.
         checkpoint_every: steps.
         validate_every: steps; 0 validates at the end only.
@@ -177,6 +180,7 @@ class TrainConfig:
     loss: Literal["cross_entropy", "bootstrapped"] = "cross_entropy"
     bootstrap_threshold: float = 0.7
     bootstrap_floor: float = 0.0625
+    auxiliary: float = 0.0
     precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"
     accumulate: int = 1
     clip: float | None = None
@@ -184,6 +188,8 @@ class TrainConfig:
     channels_last: bool = False
     compile: bool = False
     freeze_norm: bool = False
+    norm_momentum: float | None = None
+    hold_middle: bool = False
     seed: int = 0
     checkpoint_every: int = 500
     validate_every: int = 5000
@@ -198,11 +204,13 @@ class TrainConfig:
         for name in ("lr", "power", "receptive_field_lr", "head_lr"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"train.{name} must be positive, got {getattr(self, name)}")
-        for name in ("momentum", "weight_decay", "warmup", "seed", "validate_every"):
+        for name in ("momentum", "weight_decay", "auxiliary", "warmup", "seed", "validate_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"train.{name} must not be negative, got {getattr(self, name)}")
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"train.clip must be positive, or null for no clipping, got {self.clip}")
+        if self.norm_momentum is not None and not 0 < self.norm_momentum <= 1:
+            raise ValueError(f"train.norm_momentum must be above 0 and at most 1, or null, got {self.norm_momentum}")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"train.ema must lie between 0 and 1, or be null for no average, got {self.ema}")
 
@@ -214,6 +222,12 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        if self.train.auxiliary and self.model.merge != "released":
+            raise ValueError(
+                f"train.auxiliary is set to {self.train.auxiliary}, but only model.merge=released has such a classifier"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Give nested dicts of numbers, strings, lists and None."""

@@ -103,7 +103,7 @@ def _take(left: deque[str], kind: Any) -> str | None:
         for _ in values:
             left.popleft()
         return f"[{','.join(values)}]" if fits is _is_number else json.dumps(values)  # globs are no YAML
-    return left.popleft() if left and not _is_flag(left[0]) else None
+    return left.popleft() if left and not _is_flag(left[0]) else "true" if bool in get_args(kind) else None
 
 
 def _is_number(text: str) -> bool:

@@ -128,8 +128,7 @@ def update(state: State, batch: Batch, loss: Loss, folder: RunFolder) -> tuple[f
         part = Batch._make(field[end - size : end] for field in batch)
         with fabric.no_backward_sync(state.model, enabled=end < images):
             image = part.image.contiguous(memory_format=torch.channels_last) if recipe.channels_last else part.image
-            logits = state.model(image, depth=part.depth, focal=part.focal)  # (size, C, H, W)
-            each = loss(logits, part.label)  # (size,)
+            each = image_losses(state, image, part, loss)  # (size,)
             fabric.backward(each.sum() * (fabric.world_size / weight))  # devices average their gradients
         losses.append(each.detach())
     per_image = torch.cat(losses)  # (images,)
@@ -142,6 +141,15 @@ def update(state: State, batch: Batch, loss: Loss, folder: RunFolder) -> tuple[f
         raise not_finite(state, value, per_image, batch.ids, folder)
     state.advance()
     return value, norm
+
+
+def image_losses(state: State, image: Tensor, part: Batch, loss: Loss) -> Tensor:
+    """Compute the loss of each image, that of an auxiliary classifier included."""
+    weight = state.config.train.auxiliary
+    if not weight:
+        return loss(state.model(image, depth=part.depth, focal=part.focal), part.label)
+    logits, early = state.model(image, depth=part.depth, focal=part.focal, auxiliary=True)  # (size, C, H, W) each
+    return loss(logits, part.label) + weight * loss(early, part.label)
 
 
 def not_finite(state: State, value: float, per_image: Tensor, ids: list[str], folder: RunFolder) -> RuntimeError:

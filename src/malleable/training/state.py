@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from malleable import __version__
 from malleable.data import SampleDataset
+from malleable.layers import MalleableConv2d
+from malleable.models import DeepLabV3Plus
 from malleable.models.parameters import parameter_groups
 from malleable.runs.checkpoint import Checkpoint
 from malleable.runs.config import Config, TrainConfig, build_network
@@ -41,6 +43,8 @@ class State:
         self.fabric, self.config, self.dataset, self.step = fabric, config, dataset, 0
         seed_step(recipe.seed, 0, 0)  # the same weights in all processes
         net = build_network(config.model, len(dataset.classes), pretrained=pretrained, trust=True)  # one's own config
+        if isinstance(net, DeepLabV3Plus) and net.auxiliary is not None and not recipe.auxiliary:
+            net.auxiliary.requires_grad_(False)  # it gets no gradient, which DDP would wait for
         self.net = suit_norms(net, fabric, recipe)
         if recipe.channels_last:
             self.net.to(memory_format=torch.channels_last)
@@ -86,6 +90,10 @@ class State:
         self.stepper.step()
         self.stepper.zero_grad()
         self.step += 1
+        if self.config.train.hold_middle:
+            for module in self.net.modules():
+                if isinstance(module, MalleableConv2d) and module.kernels % 2:
+                    module.centers[module.kernels // 2 + 1] = 0
         decay = self.config.train.ema
         if self.ema is not None and decay is not None:  # AveragedModel's first update would be a copy
             for average, now in zip(self.ema.state_dict().values(), self.net.state_dict().values(), strict=True):
@@ -132,7 +140,11 @@ def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 
 
 def suit_norms(net: nn.Module, fabric: Fabric, recipe: TrainConfig) -> nn.Module:
-    """Have the batch norms of ``net`` share their statistics where the devices can, or say why they will not do."""
+    """Set the momentum of batch norms; have them share statistics where devices can, or say why they will not do."""
+    if recipe.norm_momentum is not None:
+        for module in net.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.momentum = recipe.norm_momentum
     images, rest = divmod(recipe.batch_size, fabric.world_size * recipe.accumulate)
     if rest:
         raise ValueError(
