@@ -61,7 +61,7 @@ CONFIGS: dict[tuple[str, str], list[triton.Config]] = {
     ("narrow_weight_gradient", "tf32"): _configs((64, 32, 32, 4, 3, None), (64, 16, 16, 4, 3, None)),
     ("narrow_weight_gradient", "ieee"): _configs((32, 32, 32, 4, 3, None), (32, 16, 16, 4, 3, None)),
     ("depthwise_forward", "half"): _configs(
-        (64, 32, None, 4, 1, 255), (32, 64, None, 8, 1, 128), (16, 32, None, 2, 1, 255)
+        (64, 32, None, 4, 1, 255), (32, 64, None, 8, 1, 255), (16, 32, None, 2, 1, 255)
     ),
     ("depthwise_forward", "single"): _configs(
         (32, 32, None, 4, 1, 255), (32, 64, None, 8, 1, 255), (16, 32, None, 2, 1, 255)
