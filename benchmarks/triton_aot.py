@@ -130,14 +130,18 @@ class Grouped:
         each, assign = pixels * self.channels, pixels * taken
         units = self.channels / 64 if not self.tile else channels / self.tile
         shares = 2 * 4 * assign * -(-units // 1)  # partial sums in float32, written and read
-        moved = {"forward": 2 * each + assign, "data": 3 * each + 2 * assign, "weight": 2 * each + assign}
         tensor = assign * channels * self.tile
-        if self.tile:
-            vector = {"forward": assign * channels, "data": 3 * assign * channels, "weight": assign * channels}
-        else:
-            once = each * self.taps
-            vector = {"forward": (KERNELS + 1) * once, "data": 2 * (KERNELS + 1) * once, "weight": (KERNELS + 1) * once}
-        return {name: (tensor, vector[name], BYTES * moved[name] + (shares if name == "data" else 0)) for name in moved}
+        vector = assign * channels if self.tile else (KERNELS + 1) * each * self.taps
+        once = BYTES * (2 * each + assign)
+        return {
+            "forward": (tensor, vector, once),
+            "gradients of x and assign": (
+                tensor,
+                vector * (3 if self.tile else 2),
+                once + BYTES * (each + assign) + shares,
+            ),
+            "gradient of weight": (tensor, vector, once),
+        }
 
 
 GROUPED = (
