@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "check": "look through a data set and name what is wrong in it",
     "evaluate": "mIoU and accuracies of a trained network on a data set",
     "predict": "label images with a trained network",
+    "explore": "open a page that shows which neighbours a layer takes, and what networks make of them",
     "figures": "draw what a trained network has learned and what it does",
     "export": "write a trained network as ONNX or as a torch.export program",
     "report": "show runs beside each other in one HTML file",

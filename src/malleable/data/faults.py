@@ -39,6 +39,11 @@ def noise(depth: Tensor, metres: float = 0.0, relative: float = 0.0, random: tor
     return torch.where(depth > 0, noisy.clamp(min=1e-3), 0.0)
 
 
+def misplaced(depth: Tensor, pixels: int) -> Tensor:
+    """Move depth (1, H, W) ``pixels`` to the right of where it belongs: a wrong registration."""
+    return F.pad(depth, (pixels, 0))[..., : depth.shape[-1]]
+
+
 class DepthFaults(v2.Transform):  # type: ignore[misc]
     """Spoil the depth of an image as sensors do, so that a network learns to do without.
 
@@ -116,11 +121,6 @@ def _eight_bits(depth: Tensor, random: torch.Generator, shift: bool) -> Tensor:
     return torch.where(known, counts, 0.0)
 
 
-def _shift(depth: Tensor, random: torch.Generator, pixels: int) -> Tensor:
-    """Depth that lies ``pixels`` to the right of where it belongs: a wrong registration."""
-    return F.pad(depth, (pixels, 0))[..., : depth.shape[-1]]
-
-
 def _sensor(sample: Sample, random: torch.Generator, stereo_rig: bool) -> Sample:
     """Let a sensor measure the depth that is known as if it were true."""
     depth = sample.depth.as_subclass(Tensor)[0].numpy()
@@ -155,7 +155,7 @@ STRESSES: Sequence[Stress] = (
     ),
     Stress("no depth", "holes", 1.0, _on_depth(lambda d, _: torch.zeros_like(d))),
     *(
-        Stress(f"shifted by {pixels} pixels", "shift", pixels, _on_depth(partial(_shift, pixels=pixels)))
+        Stress(f"shifted by {pixels} pixels", "shift", pixels, _on_depth(lambda d, _, p=pixels: misplaced(d, p)))  # type: ignore[misc]
         for pixels in (2, 4, 8)
     ),
     *(Stress(f"focal length × {factor:g}", "focal", factor, partial(_focal, factor=factor)) for factor in (0.8, 1.2)),

@@ -40,8 +40,9 @@ def resolve(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
     """Bring a command line into jsonargparse's words: all settings as one ``--config``, then what has no flag.
 
     A file counts as its settings and those it builds on, ``--json`` as ``--json true``, ``--size 9 9`` as
-    ``--size [9,9]``, and where a command takes a list of things without a flag, they are that list. What is said
-    later goes before what is said earlier. Parameters in ``types`` that are dataclasses have options, ``--train.lr``.
+    ``--size [9,9]``, and where a command takes a list of things without a flag, they are that list; if its first
+    parameter is a tuple, there may be none of them. What is said later goes before what is said earlier. Parameters
+    in ``types`` that are dataclasses have options, ``--train.lr``.
     """
     known = flat(types)
     left = deque(words)
@@ -75,6 +76,9 @@ def resolve(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
             value = {section: value}
         require_known(value, types)
         settings = merged(settings, value)
+    first, kind = next(iter(known.items()), ("", None))
+    if get_origin(kind) is tuple and plain:
+        settings, plain = merged(settings, {first: plain}), []
     place = next((place for place, kind in enumerate(known.values()) if get_origin(kind) is list), len(plain))
     if plain[place:]:
         plain[place:] = [json.dumps(plain[place:], ensure_ascii=False)]

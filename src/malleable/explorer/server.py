@@ -1,0 +1,57 @@
+"""Shows the page to this machine, and to nobody else unless told to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+from malleable.explorer.explorer import Explorer
+from malleable.explorer.scenes import LARGEST_FILE
+from malleable.explorer.views import source
+
+
+@contextmanager
+def served(explorer: Explorer, host: str = "127.0.0.1", port: int | None = None) -> Iterator[str]:
+    """Serve the page of ``explorer`` at the address that is given, until the end of the block.
+
+    What is handed in lies in a folder of its own for as long. Nothing is fetched from elsewhere or told to anybody.
+    """
+    with TemporaryDirectory(prefix="malleable-explore-") as folder:
+        # Gradio reads these when it is imported, and would keep files and ask its makers for news.
+        settings = {"GRADIO_TEMP_DIR": folder, "GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        with patch.dict(os.environ, settings):
+            import gradio as gr
+
+            from malleable.explorer.page import build
+
+            page = build(explorer)
+            _, address, _ = page.launch(
+                server_name=host,
+                server_port=port,
+                share=False,
+                inbrowser=False,
+                prevent_thread_lock=True,
+                quiet=True,
+                max_file_size=LARGEST_FILE,
+                footer_links=[],
+                run_history=False,
+                enable_monitoring=False,
+                mcp_server=False,
+                ssr_mode=False,
+                pwa=False,
+                allowed_paths=[],
+                theme=gr.themes.Default(
+                    primary_hue="slate",
+                    spacing_size="sm",
+                    font=["system-ui", "sans-serif"],
+                    font_mono=["ui-monospace", "monospace"],
+                ),
+                css=source("page.css"),
+            )
+            try:
+                yield address
+            finally:
+                page.close(verbose=False)
