@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -71,7 +70,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         write_run(folder / "rgb", model=type(MODEL)("resnet10t", None, pretrained=False)),
     ]
     command = [sys.executable, "-m", "malleable", "explore", *map(str, runs), "--browser", "false", "--data", "rooms"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "HOME": str(folder)})
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     yield process.stdout.readline().split()[4].rstrip(";")
     process.send_signal(signal.SIGINT)
@@ -92,6 +91,7 @@ def page(address: str) -> Iterator[Any]:
         opened.wait_for_selector(VIEWS, timeout=60_000)
         yield opened
         browser.close()
+    said = [words for words in said if words != "Method not implemented."]  # Gradio's own, for every file
     assert said == []  # nor was anything asked for elsewhere
 
 
@@ -113,7 +113,7 @@ def move(page: Any, label: str, value: float) -> None:
     before = drawn(page)
     number = page.get_by_label(f"number input for {label}", exact=True)
     number.fill(str(value))
-    number.press("Enter")
+    number.press("Tab")
     wait_for_another(page, before)
 
 
@@ -193,7 +193,7 @@ def test_a_broken_file_gets_a_sentence_and_a_good_one_is_shown(page: Any, tmp_pa
     page.get_by_role("button", name="Show it").click()
     page.locator("#wrong [role=alert]").wait_for()
     assert page.locator("#wrong").inner_text().startswith("broken.png cannot be read as an image")
-    page.get_by_label("Remove this file").first.click()
+    page.locator("#image-file").get_by_label("Clear").click()
     page.locator("#image-file input[type=file]").set_input_files(str(tmp_path / "photo.png"))
     page.locator("#depth-file input[type=file]").set_input_files(str(tmp_path / "deep.png"))
     page.get_by_text("deep", exact=False).first.wait_for()

@@ -64,7 +64,7 @@ class Controls:
             conv = gr.Radio(_KINDS, value="malleable", label="convolution")
 
             def slider(name: str, label: str = "", step: float = 1, visible: bool = True) -> gr.Slider:
-                return gr.Slider(*_RANGES[name], step=step, label=label, visible=visible, min_width=_HALF)
+                return gr.Slider(*_RANGES[name], step=step, label=label, visible=visible, min_width=_HALF, buttons=[])
 
             with gr.Row():
                 kernels = slider("kernels", "kernels K")
@@ -203,8 +203,12 @@ def build(explorer: Explorer) -> gr.Blocks:
                     name = gr.Dropdown(names, value=names[0], label="from")
                     number = gr.Slider(0, 1, 0, step=1, label="which one")
                 with gr.Accordion("Your own image", open=False):
-                    image = gr.File(label="image", file_types=list(IMAGE_SUFFIXES), height=120, elem_id="image-file")
-                    depth = gr.File(label="depth", file_types=list(DEPTH_SUFFIXES), height=120, elem_id="depth-file")
+                    image = gr.File(
+                        label="image file", file_types=list(IMAGE_SUFFIXES), height=120, elem_id="image-file"
+                    )
+                    depth = gr.File(
+                        label="depth file", file_types=list(DEPTH_SUFFIXES), height=120, elem_id="depth-file"
+                    )
                     with gr.Row():
                         unit = gr.Dropdown(list(DEPTH_UNITS), value="mm", label="one count is", min_width=120)
                         length = gr.Number(None, label="focal length, pixels", min_width=120, minimum=0)
@@ -213,9 +217,9 @@ def build(explorer: Explorer) -> gr.Blocks:
                 controls = Controls.shown(list(layers))
                 with gr.Accordion("Depth and camera"):
                     with gr.Row():
-                        focal = gr.Slider(1, 1000, 100, step=0.1, label="focal length, pixels", min_width=_HALF)
+                        focal = gr.Slider(1, 1000, 100, step=0.1, label="focal length, pixels", min_width=_HALF, buttons=[])
                         faults = [
-                            gr.Slider(low, high, value, step=step, label=text, min_width=_HALF)
+                            gr.Slider(low, high, value, step=step, label=text, min_width=_HALF, buttons=[])
                             for text, low, high, value, step in _FAULTS
                         ]
                     reset = gr.Button("As it was")
