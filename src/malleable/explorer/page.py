@@ -30,10 +30,10 @@ _RANGES = {
     "rate": (1, 32),
 }
 _FAULTS = (
-    ("depth times", 0.1, 10, 1, 0.1),
-    ("depth plus, metres", -2, 5, 0, 0.05),
+    ("depth ×", 0.1, 10, 1, 0.1),
+    ("depth + metres", -2, 5, 0, 0.05),
     ("noise, %", 0, 20, 0, 0.5),
-    ("moved right, pixels", 0, 32, 0, 1),
+    ("moved, pixels", 0, 32, 0, 1),
     ("unknown, %", 0, 100, 0, 5),
 )
 _FAST: dict[str, Any] = {"show_progress": "hidden", "trigger_mode": "always_last", "queue": False}
