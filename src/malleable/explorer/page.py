@@ -217,7 +217,7 @@ def build(explorer: Explorer) -> gr.Blocks:
                 controls = Controls.shown(list(layers))
                 with gr.Accordion("Depth and camera"):
                     with gr.Row():
-                        focal = gr.Slider(1, 1000, 100, step=0.1, label="focal length, pixels", min_width=_HALF, buttons=[])
+                        focal = gr.Slider(1, 9, step=0.1, label="focal length, pixels", min_width=_HALF, buttons=[])
                         faults = [
                             gr.Slider(low, high, value, step=step, label=text, min_width=_HALF, buttons=[])
                             for text, low, high, value, step in _FAULTS
