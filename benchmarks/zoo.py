@@ -1,6 +1,6 @@
 """Convert a zoo of foreign networks and judge whether depth reaches the right places.
 
-    python benchmarks/zoo.py [--out zoo.jsonl] [--only smp] [--limit 120]
+    python benchmarks/zoo.py [--out zoo.jsonl] [--only smp] [--limit 120] [--jobs 2]
     python benchmarks/zoo.py --table zoo.jsonl      # the table of docs/models.md, from what has been measured
 
 Needs timm, torchvision and segmentation_models_pytorch, and transformers and ultralytics for their parts of the list.
@@ -26,6 +26,9 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +118,8 @@ ULTRALYTICS = """
 yolov3-tiny yolov5n yolov6n yolov8n yolov8n-seg yolov8n-cls yolov8n-p2 yolov8n-ghost yolov9t yolov10n yolo11n
 yolo11n-seg yolo11n-cls yolo12n yolo26n yolo26n-sem
 """.split()
+
+PACKAGES = ("timm", "segmentation_models_pytorch", "torchvision", "transformers", "ultralytics.nn.tasks")
 
 SIZES = {"inception": 299, "xception": 299, "nasnet": 331}  # networks that do not pad lose the rates of small images
 
@@ -351,36 +356,45 @@ def _floats(output: Any) -> list[Tensor]:
 
 
 def _child(family: str, name: str, connection: Any) -> None:
+    torch.set_num_threads(1)
     began = time.time()
     try:
         result = measure(family, name)
     except Exception as error:  # of a converted network: this is what the benchmark looks for
         result = {"verdict": "raises", "why": f"{type(error).__name__}: {error}"[:600]}
-    connection.send({"family": family, "name": name, **result, "seconds": round(time.time() - began, 1)})
+    connection.send({**result, "seconds": round(time.time() - began, 1)})
 
 
-def run(out: Path, only: str | None, limit: float) -> None:
-    """Measure what is not in ``out`` yet, one network after the other."""
+def run(out: Path, only: str | None, limit: float, jobs: int) -> None:
+    """Measure what is not in ``out`` yet, ``jobs`` networks at a time."""
     known = {(row["family"], row["name"]) for row in rows(out)}
-    context = multiprocessing.get_context("fork")  # packages are imported once
-    for family, (_, names) in ZOO.items():
-        if only not in (None, family):
-            continue
-        importlib.import_module({"smp": "segmentation_models_pytorch"}.get(family, family))
-        missing = [name for name in names if (family, name) not in known]
-        random.Random(0).shuffle(missing)  # so that a run that is cut short is a fair sample
-        for name in missing:
-            receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_child, args=(family, name, sender))
-            process.start()
-            result = {"family": family, "name": name, "verdict": "too slow", "why": f"took more than {limit:g} s"}
-            if receiver.poll(limit):
-                result = receiver.recv()
-            process.kill()
-            process.join()
-            with out.open("a") as file:
-                file.write(json.dumps(result) + "\n")
+    zoo = [(family, name) for family, (_, names) in ZOO.items() for name in names if only in (None, family)]
+    missing = [network for network in zoo if network not in known]
+    random.Random(0).shuffle(missing)  # so that a run that is cut short is a fair sample
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", *PACKAGES])  # imported once, not by every process
+    with ThreadPoolExecutor(jobs) as pool, out.open("a") as file:
+        for (family, name), result in zip(missing, pool.map(partial(_judged, context, limit), missing), strict=True):
+            file.write(json.dumps({"family": family, "name": name, **result}) + "\n")
+            file.flush()
             print(f"{family:12} {name:40} {result['verdict']:10} {result.get('why', '')[:80]}", flush=True)
+
+
+def _judged(context: ForkServerContext, limit: float, network: tuple[str, str]) -> dict[str, Any]:
+    """Measure one network in a process of its own, which has ``limit`` seconds."""
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(*network, sender))
+    process.start()
+    sender.close()
+    result: dict[str, Any] = {"verdict": "too slow", "why": f"took more than {limit:g} s"}
+    try:
+        if receiver.poll(limit):
+            result = receiver.recv()
+    except EOFError:
+        result = {"verdict": "raises", "why": "the process died"}
+    process.kill()
+    process.join()
+    return result
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
@@ -424,11 +438,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("zoo.jsonl"), help="where results are appended")
     parser.add_argument("--only", choices=ZOO, help="one part of the zoo")
     parser.add_argument("--limit", type=float, default=120, help="seconds for one network")
+    parser.add_argument("--jobs", type=int, default=2, help="networks at a time, each on one core")
     parser.add_argument("--table", type=Path, help="write the table of this file and do nothing else")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     if arguments.table is None:
-        run(arguments.out, arguments.only, arguments.limit)
+        run(arguments.out, arguments.only, arguments.limit, arguments.jobs)
     print("\n".join(table(rows(arguments.table or arguments.out))))
 
 
