@@ -102,6 +102,26 @@ def test_a_checkpoint_rebuilds_its_network(unet: Path) -> None:
     assert (trained.config, trained.step) == (read_config(unet), 2)
 
 
+def test_a_checkpoint_keeps_its_places_if_the_rule_changes(
+    own: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("malleable.models.stages.Watched.first_of_stages", lambda watched: ["0"])
+    net = load_trained(own, trust=True).net
+    assert isinstance(net, Foreign)
+    assert net.places == ("2.conv",)
+    assert train(own, **OWN, data__root=data, resume="auto", train__steps=3) == 1
+    assert "which placed its layers at 2.conv; this version places them at 0. Go on with" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_does_not_name_its_places_follows_the_rule(own: Path) -> None:
+    path = own / "checkpoints/best.pt"
+    content = torch.load(path, weights_only=True)
+    del content["places"]
+    torch.save(content, own / "old.pt")
+    old, new = (load_trained(path, trust=True).net.state_dict() for path in (own / "old.pt", path))
+    assert all(torch.equal(new[name], value) for name, value in old.items())
+
+
 def test_a_run_goes_on_bit_for_bit(own: Path, data: Path, tmp_path: Path) -> None:
     whole = load_trained(own, trust=True).net.state_dict()
     for name in ("step-00000002.pt", "best.pt"):

@@ -28,6 +28,7 @@ def checkpoint(step: int) -> Checkpoint:
         dataset="tiny",
         training={"optimizer": {"state": {0: {"momentum_buffer": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]}},
         versions={"torch": "2"},
+        places=("encoder.layer1.0.conv1",),
     )
 
 
@@ -108,6 +109,7 @@ BROKEN: dict[str, Callable[[Path], object]] = {
     "settings unknown": _saved(config={"model": {"colour": 1}, "data": {}, "train": {}}),
     "settings are a list": _saved(config=[1]),
     "classes are numbers": _saved(classes=[1, 2]),
+    "places are numbers": _saved(places=[1]),
     "palette is flat": _saved(palette=[1, 2]),
     "data set is none": _saved(dataset=None),
     "training is none": _saved(training=None),

@@ -124,7 +124,13 @@ def choose_device(device: str) -> torch.device:
 
 def _from_checkpoint(path: Path, trust: bool) -> Trained:
     checkpoint = read_checkpoint(path)
-    net = build_network(checkpoint.config.model, len(checkpoint.classes), pretrained=False, trust=trust)
+    net = build_network(
+        checkpoint.config.model,
+        len(checkpoint.classes),
+        pretrained=False,
+        trust=trust,
+        places=checkpoint.places,
+    )
     net.load_state_dict(checkpoint.ema if checkpoint.ema is not None else checkpoint.model)
     folder = (path.parent if path.is_file() else path).absolute()
     run = folder.parent if folder.resolve().name == FOLDER else folder if (folder / FOLDER).is_dir() else None

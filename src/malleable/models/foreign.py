@@ -49,6 +49,11 @@ class Foreign(nn.Module):
         super().__init__()
         self.converted, self.multiple, self.settings = converted, multiple, dict(settings)
 
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Name the placed layers, as in the network before conversion."""
+        return tuple(placed.name for placed in self.converted.placed)
+
     def forward(self, rgb: Tensor, depth: Tensor | None = None, focal: float | Tensor | None = None) -> Tensor:
         """Return logits (N, num_classes, H, W) for ``rgb`` (N, 3, H, W); ``depth``, ``focal`` as ``convert`` says."""
         height, width = rgb.shape[-2:]

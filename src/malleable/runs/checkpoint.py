@@ -39,6 +39,7 @@ _PARTS: dict[str, tuple[type, ...]] = {
     "dataset": (str,),
     "training": (dict,),
     "versions": (dict,),
+    "places": (list,),
 }
 
 
@@ -51,6 +52,7 @@ class Checkpoint:
     step: updates made so far.
     classes, palette, dataset: of the training data; palette has one (red, green, blue) per class.
     versions: of the packages that wrote it.
+    places: names of the layers that conversion placed, whatever its rule finds by now; empty where the settings say it.
     """
 
     config: Config
@@ -62,6 +64,7 @@ class Checkpoint:
     dataset: str
     training: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    places: tuple[str, ...] = ()
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -75,6 +78,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         "ema": None if checkpoint.ema is None else dict(checkpoint.ema),
         "classes": list(checkpoint.classes),
         "palette": [list(colour) for colour in checkpoint.palette],
+        "places": list(checkpoint.places),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -220,6 +224,8 @@ def _content(path: Path) -> Any:
 def _parsed(path: Path) -> Checkpoint:
     """Read the checkpoint in a file, and raise unless each part of it is what it should be."""
     content = _content(path)
+    if isinstance(content, dict):
+        content.setdefault("places", [])  # older ones do not name them
     if isinstance(content, dict) and content.get("format", _FORMAT) != _FORMAT:
         raise ValueError(f"{path} has format {content['format']}; this version of malleable reads {_FORMAT}")
     if problem := _problem(content):
@@ -231,7 +237,7 @@ def _parsed(path: Path) -> Checkpoint:
         check_finite(weights, path)
     parts = {name: content[name] for name in _PARTS}
     parts["config"] = Config.from_dict(content["config"])
-    parts["classes"] = tuple(content["classes"])
+    parts["classes"], parts["places"] = tuple(content["classes"]), tuple(content["places"])
     parts["palette"] = tuple((red, green, blue) for red, green, blue in content["palette"])
     return Checkpoint(**parts)
 
@@ -249,6 +255,6 @@ def _problem(content: Any) -> str | None:
         for key, tensor in (content[name] or {}).items():
             if not isinstance(key, str) or not isinstance(tensor, Tensor):
                 return f"{name!r} has a {type(tensor).__name__}"
-    if content["step"] < 0 or not all(isinstance(name, str) for name in content["classes"]):
-        return "'step' or 'classes' make no sense"
+    if content["step"] < 0 or not all(isinstance(name, str) for name in content["classes"] + content["places"]):
+        return "'step', 'classes' or 'places' make no sense"
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
@@ -255,12 +255,16 @@ def parse_config(values: Mapping[str, Any]) -> Config:
     return Config.from_dict(checked(Config, json.loads(json.dumps(values))))
 
 
-def build_network(config: ModelConfig, num_classes: int, *, pretrained: bool = True, trust: bool = False) -> Network:
+def build_network(
+    config: ModelConfig, num_classes: int, *, pretrained: bool = True, trust: bool = False, places: Sequence[str] = ()
+) -> Network:
     """Build the network of ``config``.
 
     Args:
         pretrained: False looks for no weights, because others follow.
         trust: a factory of one's own is imported only with this: where ``config`` is one's own, or one asked for it.
+        places: names of the convolutions that see depth in a foreign network, if they are known already; else
+            ``config.where`` finds them.
     """
     weights = config.pretrained if pretrained else False
     shared = (num_classes, config.conv, config.kernels)
@@ -268,7 +272,7 @@ def build_network(config: ModelConfig, num_classes: int, *, pretrained: bool = T
         return foreign(
             config.network,
             *shared,
-            config.where,
+            places or config.where,
             config.depth_input,
             config.options,
             pretrained=weights,

@@ -17,6 +17,7 @@ from malleable import __version__
 from malleable.data import SampleDataset
 from malleable.layers import MalleableConv2d
 from malleable.models import DeepLabV3Plus
+from malleable.models.foreign import Foreign
 from malleable.models.parameters import parameter_groups
 from malleable.runs.checkpoint import Checkpoint
 from malleable.runs.config import Config, TrainConfig, build_network
@@ -117,10 +118,20 @@ class State:
                 "precision": self.fabric.strategy.precision.state_dict(),
             },
             versions={"malleable": __version__, **{name: version(name) for name in _PACKAGES}},
+            places=self._places(),
         )
+
+    def _places(self) -> tuple[str, ...]:
+        return self.net.places if isinstance(self.net, Foreign) else ()
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from ``checkpoint``; raises if it does not fit, and another one may be restored then."""
+        if checkpoint.places and checkpoint.places != self._places():
+            raise RuntimeError(
+                f"the run began with malleable {checkpoint.versions.get('malleable')}, which placed its layers at "
+                f"{', '.join(checkpoint.places)}; this version places them at {', '.join(self._places())}. Go on with "
+                "the one that it began with; to use what it has learned any version will do"
+            )
         for net, weights in ((self.net, checkpoint.model), (self.ema, checkpoint.ema or checkpoint.model)):
             if net is not None:
                 if _shapes(weights) != _shapes(net.state_dict()):  # load_state_dict's error could also be the machine's
