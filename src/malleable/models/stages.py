@@ -37,6 +37,10 @@ class Ran:
     grown: bool  # a map had been enlarged before
     first: bool  # no maps had been added before
 
+    @property
+    def shrinks(self) -> bool:
+        return self.writes[0] * _OCTAVE < self.reads[0]
+
 
 @dataclass(frozen=True)
 class Map:
@@ -84,11 +88,11 @@ class Watched:
         for level in levels:
             here = [at[level] for at in common if level in at]
             here.sort(key=lambda convolutions: self._unit(convolutions[0].name) is None)
-            name, plain = here[0][0].name, self._unit(here[0][0].name) is None
+            first = here[0][0]
+            plain = self._unit(first.name) is None
             is_stem = level > max(common[0]) and (plain or 3 * level > self.image[0])
-            is_behind = (
-                level < min(common[0]) and plain and _part(name) != _part(next(iter(common[0].values()))[0].name)
-            )
+            elsewhere = _part(first.name) != _part(next(iter(common[0].values()))[0].name)
+            is_behind = level < min(common[0]) and plain and elsewhere and not first.shrinks
             if not is_stem and not is_behind:
                 chosen.append(self._begin_stages(here[0]))
         if any(self._widens_steadily(names) for names in chosen):
