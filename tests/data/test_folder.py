@@ -55,6 +55,16 @@ def test_invalid_depth_and_ignore_are_mapped(folder):
     assert (sample.label == 255).sum() == 4
 
 
+def test_depth_in_metres_may_be_an_array(folder):
+    root = folder(invalid_depth=2)
+    depth = np.full(SIZE, 2, np.float64)
+    depth[0, :3] = (np.nan, -1, 0.75)
+    (root / "depth/a.png").unlink()
+    np.save(root / "depth/a.npy", depth)
+    sample = FolderDataset(root, "train")[0]
+    assert sample.depth[0, 0, :4].tolist() == [0.0, 0.0, 0.75, 2.0]
+
+
 def test_a_camera_file_goes_before_the_common_camera(folder):
     root = folder()
     (root / "cameras").mkdir()

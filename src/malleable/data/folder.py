@@ -23,6 +23,9 @@ from malleable.files import error_in, read_json, require_file
 
 IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg")
 
+DEPTH_SUFFIXES = (".png", ".npy", ".jpg", ".jpeg")
+"""The first of these that exists is the depth file; JPEG is there only to be refused by its name."""
+
 # Control characters, all line breaks, and what no UTF-8 file gives back.
 _NOT_IN_A_LINE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
 
@@ -129,14 +132,16 @@ class FolderDataset(SampleDataset):
                 f"{image_path} is {_text(size)} but its camera is for {_text(camera.size)}; give the camera of that "
                 f"size in {self._camera_path(id)} or in dataset.json"
             )
-        depth = read_depth(depth_path, size, self.description.metres_per_count, self.description.invalid_depth)
+        about = self.description
+        unit, invalid = (about.metres_per_count, about.invalid_depth) if depth_path.suffix != ".npy" else (1.0, 0)
+        depth = read_depth(depth_path, size, unit, invalid)
         label = self._label(label_path, size) if self.labelled else torch.full(size, IGNORE)
         return Sample(image, depth[None], label, camera, id)
 
     def _paths(self, id: str) -> tuple[Path, Path, Path]:
         candidates = [self.root / "images" / f"{id}{suffix}" for suffix in IMAGE_SUFFIXES]
         image = next((path for path in candidates if os.path.exists(path)), candidates[0])  # a name may be too long
-        return image, self.root / "depth" / f"{id}.png", self.root / "labels" / f"{id}.png"
+        return image, depth_file(self.root / "depth" / id), self.root / "labels" / f"{id}.png"
 
     def _require_files(self) -> None:
         missing = [
@@ -178,6 +183,12 @@ def read_camera(path: Path) -> Camera:
     entries = read_json(path)
     with error_in(path):
         return Camera.from_dict(entries)
+
+
+def depth_file(stem: Path) -> Path:
+    """Find the depth file ``stem`` with the suffix that it has, .png if there is none."""
+    files = [stem.with_name(stem.name + suffix) for suffix in DEPTH_SUFFIXES]
+    return next((file for file in files if os.path.exists(file)), files[0])  # a name may be too long
 
 
 def read_depth(path: Path, size: tuple[int, ...], metres_per_count: float | None, invalid: int = 0) -> Tensor:

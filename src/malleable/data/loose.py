@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from malleable.camera import Camera, metres_per_count
-from malleable.data.folder import IMAGE_SUFFIXES, Description, FolderDataset, read_camera, read_depth
+from malleable.data.folder import (
+    DEPTH_SUFFIXES,
+    IMAGE_SUFFIXES,
+    Description,
+    FolderDataset,
+    depth_file,
+    read_camera,
+    read_depth,
+)
 from malleable.data.image_files import read_rgb
 from malleable.data.open import open_dataset
 from malleable.data.sample import Sample
@@ -22,9 +30,6 @@ from malleable.files import error_in
 
 _BESIDE = "_depth"
 """x.jpg and x_depth.png in one folder belong together."""
-
-_DEPTH_SUFFIXES = (".png", ".npy", ".jpg", ".jpeg")
-"""The first of these that exists is the depth file; JPEG is there only to be refused by its name."""
 
 
 @dataclass(frozen=True)
@@ -114,17 +119,11 @@ def _items(path: Path, flags: Flags) -> Iterator[Item]:
     description = Description.read(described) if described.exists() else None
     for file in files:
         id = str(file.relative_to(folder).with_suffix(""))
-        beside = _existing(root / "depth" / id if layout else file.with_name(file.stem + _BESIDE))
+        beside = depth_file(root / "depth" / id if layout else file.with_name(file.stem + _BESIDE))
         if flags.depth is not None:
-            beside = _existing(flags.depth / id) if flags.depth.is_dir() else flags.depth
+            beside = depth_file(flags.depth / id) if flags.depth.is_dir() else flags.depth
         load = partial(_read, file, beside, root / "cameras" / f"{id}.json", id, flags, description)
         yield Item(id, load, not flags.unit and description is None and os.path.exists(beside))
-
-
-def _existing(stem: Path) -> Path:
-    """Find the depth file ``stem`` with the suffix that it has, .png if there is none."""
-    files = [stem.with_name(stem.name + suffix) for suffix in _DEPTH_SUFFIXES]
-    return next((file for file in files if os.path.exists(file)), files[0])  # a name may be too long
 
 
 def _read(image: Path, depth: Path, camera: Path, id: str, flags: Flags, description: Description | None) -> Sample:
@@ -144,7 +143,7 @@ def _read(image: Path, depth: Path, camera: Path, id: str, flags: Flags, descrip
 
 def _depth(path: Path, size: tuple[int, int], flags: Flags, description: Description | None) -> Tensor:
     suffix = path.suffix.lower()
-    if suffix not in _DEPTH_SUFFIXES:
+    if suffix not in DEPTH_SUFFIXES:
         raise ValueError(f"{path} is no depth file; save depth as a 16-bit grey PNG or, in metres, as .npy")
     invalid = 0
     if suffix == ".npy":
