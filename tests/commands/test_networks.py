@@ -166,6 +166,17 @@ def test_export(own: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_onnx_of_the_shipped_configs(path: Path, data: Path, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    settings = {"train__steps": 1, "train__validate_last": "false"}
+    assert train(tmp_path / "run", config=path, data__root=data, **settings) == 0
+    assert cli.main(["export", str(tmp_path / "run"), str(tmp_path / "m.onnx")]) == 0  # compares it with PyTorch
+    meta = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"]).get_modelmeta()
+    assert json.loads(meta.custom_metadata_map["classes"]) == list(load_trained(tmp_path / "run").classes)
+
+
+@pytest.mark.slow
 def test_export_of_a_network_that_pads(unet: Path, tmp_path: Path) -> None:
     assert cli.main(["export", str(unet), str(tmp_path / "m.pt2")]) == 0
 
