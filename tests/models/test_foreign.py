@@ -161,6 +161,8 @@ def test_weights_of_the_network_before_conversion(factory: str, tmp_path: Path) 
         ("smp:Unet", {"classes": 4}, "'classes': the data says how many"),
         ("smp:Unet", {"deep": [{"attn_implementation": "a/b"}]}, "'attn_implementation': it could have code fetched"),
         ("smp:Unet", {"_attn_implementation": "a/b"}, "could have code fetched"),
+        ("smp:Unet", {"encoder_name": "tu-hf-hub:a/b"}, "encoder_name='tu-hf-hub:a/b', which would be fetched"),
+        ("smp:Unet", {"deep": [{"backbone": "a/b"}]}, "backbone='a/b', which would be fetched"),
     ],
 )
 def test_what_cannot_be_built_is_named(network: str, options: dict[str, Any], words: str) -> None:

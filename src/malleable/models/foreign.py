@@ -29,6 +29,7 @@ _WEIGHTS = (
     "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path",
 )  # fmt: skip
 _CODE = ("attn_implementation", "trust_remote_code", "auto_map")
+_ENCODERS = ("encoder_name", "backbone")
 
 
 class Unavailable(ValueError):
@@ -163,7 +164,12 @@ def _split(network: str) -> tuple[str, str]:
 
 def _check_options(options: Mapping[str, Any]) -> None:
     """Raise if options, which may come from a file of somebody else, go beyond the shape of the network."""
-    for key in _keys(options):
+    for key, value in _entries(options):
+        if key in _ENCODERS and re.search("[/:]", str(value)):
+            raise ValueError(
+                f"model.options has {key}={value!r}, which would be fetched from elsewhere; name an encoder that the "
+                "library has"
+            )
         for names, reason in (
             (_CLASSES, "the data says how many classes there are"),
             (_WEIGHTS, "model.pretrained names the weights"),
@@ -173,11 +179,12 @@ def _check_options(options: Mapping[str, Any]) -> None:
                 raise ValueError(f"model.options must not have {key!r}: {reason}")
 
 
-def _keys(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        yield from map(str, value)
-    for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ():
-        yield from _keys(inner)
+def _entries(value: Any) -> Iterator[tuple[str, Any]]:
+    """Go through all keys and their values, however deep."""
+    parts = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, part in parts:
+        yield str(key), part
+        yield from _entries(part)
 
 
 def _from_library(network: str, num_classes: int, pretrained: bool | str, options: dict[str, Any]) -> nn.Module:
