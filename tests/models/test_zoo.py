@@ -139,6 +139,20 @@ def test_is_converted_exactly_and_in_the_right_places(kind: str) -> None:
     assert all(relative_error(a, o) < 1e-4 for a, o in zip(actual, original, strict=True))
 
 
+def test_a_detector_returns_its_boxes_as_before() -> None:
+    torch.manual_seed(0)
+    make = torchvision.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn
+    model = make(weights=None, weights_backbone=None, num_classes=5, min_size=96, max_size=128).eval()
+    net = mb.convert(model)
+    assert all(name.startswith("backbone.body.") for name in net.layers())
+    rgb, depth = scene(2, 96, 128)
+    with torch.inference_mode():
+        expected, found = model(list(rgb)), net(list(rgb), depth=depth * 0, focal=60.0)
+    assert [set(image) for image in found] == [{"boxes", "labels", "scores"}] * 2
+    for a, e in zip(floats(found), floats(expected), strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-3, atol=1e-3)
+
+
 def floats(output: Any) -> list[Tensor]:
     output = output.to_tuple() if hasattr(output, "to_tuple") else output
     return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
