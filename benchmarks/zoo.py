@@ -27,8 +27,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -214,11 +213,11 @@ def measure(family: str, name: str) -> dict[str, Any]:
     except Exception as error:  # a network that cannot be built says nothing about conversion
         return {"verdict": "not built", "why": f"{type(error).__name__}: {error}"[:300]}
     own = next((size for part, size in SIZES.items() if part in name), 128)
-    size, problem = _suitable_size(model, own)
-    if size is None:
-        return {"verdict": "not built", "why": f"takes no image: {problem}"[:300]}
+    try:
+        size, maps = _traced(model, own)
+    except Exception as error:  # foreign code may fail in any way
+        return {"verdict": "not built", "why": f"takes no image: {error}"[:300]}
     image, depth = scene(size)
-    maps = _trace(model, image)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -347,14 +346,16 @@ def _trace(model: nn.Module, image: Tensor) -> dict[str, tuple[float, float]]:
                 seen.setdefault(name, (image.shape[-1] / maps[0].shape[-1], image.shape[-1] / output.shape[-1]))
 
         handles.append(module.register_forward_hook(note))
-    model(image)
-    for handle in handles:
-        handle.remove()
+    try:
+        model(image)
+    finally:
+        for handle in handles:
+            handle.remove()
     return seen
 
 
-def _suitable_size(model: nn.Module, first: int) -> tuple[int | None, Exception | None]:
-    """Find a size of image that ``model`` takes, ``first`` if it does."""
+def _traced(model: nn.Module, first: int) -> tuple[int, dict[str, tuple[float, float]]]:
+    """Find a size of image that ``model`` takes, ``first`` if it does, and trace it."""
     config = getattr(model, "config", None)
     own = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 0, 0))[-1]
     own = own or getattr(config, "image_size", 0) or 0
@@ -362,11 +363,11 @@ def _suitable_size(model: nn.Module, first: int) -> tuple[int | None, Exception 
     for size in (first, own if isinstance(own, int) else own[0], 224, 256):
         if size:
             try:
-                model(scene(size)[0])
-                return size, None
+                return size, _trace(model, scene(size)[0])
             except Exception as error:  # foreign code may fail in any way
                 problem = problem or error
-    return None, problem
+    assert problem is not None
+    raise problem
 
 
 def _difference(actual: Any, expected: Any) -> float:
@@ -403,7 +404,9 @@ def run(out: Path, only: str | None, limit: float, jobs: int) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", *PACKAGES])  # imported once, not by every process
     with ThreadPoolExecutor(jobs) as pool, out.open("a") as file:
-        for (family, name), result in zip(missing, pool.map(partial(_judged, context, limit), missing), strict=True):
+        judged = {pool.submit(_judged, context, limit, network): network for network in missing}
+        for future in as_completed(judged):
+            (family, name), result = judged[future], future.result()
             file.write(json.dumps({"family": family, "name": name, **result}) + "\n")
             file.flush()
             print(f"{family:12} {name:40} {result['verdict']:10} {result.get('why', '')[:80]}", flush=True)
