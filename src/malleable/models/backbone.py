@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from malleable.models.convert import Converted, Placed, add_depth_input, place
 from malleable.models.depth_input import DepthEncoder, Kind
-from malleable.models.stages import Watched, watch
+from malleable.models.stages import Watched
+from malleable.models.watch import watch
 
 STAGES = (2, 3, 4, 5)
 """The paper's res2 … res5; their features come at 1/4, 1/8, 1/16 and 1/32 of the image, dilated ones excepted."""

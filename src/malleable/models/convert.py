@@ -17,7 +17,8 @@ from malleable.layers import Conv25d, DepthAwareConv2d, DepthConv2d, MalleableCo
 from malleable.models.depth_input import DepthInput, Kind
 from malleable.models.padding import plain_inside
 from malleable.models.slot import Slot
-from malleable.models.stages import Watched, sees_neighbours, watch
+from malleable.models.stages import Watched
+from malleable.models.watch import sees_neighbours, watch
 
 CONVOLUTIONS: dict[str, type[DepthConv2d]] = {
     "malleable": MalleableConv2d,
