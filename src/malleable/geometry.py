@@ -126,8 +126,10 @@ class Geometry:
     def _share(self, key: Hashable, compute: Callable[[], T]) -> T:
         # A compiler finds common subexpressions itself, and a graph kept here would be freed by the first backward.
         learns = torch.is_grad_enabled() and (self.depth.requires_grad or self.focal.requires_grad)
-        if learns or torch.compiler.is_compiling():
+        if learns or torch.compiler.is_dynamo_compiling():
             return compute()
+        if torch.compiler.is_exporting():
+            key = repr(key)  # sizes may be symbols, which have no hash
         key = (key, torch.is_inference_mode_enabled(), torch.is_grad_enabled())
         if key not in self._shared:
             self._shared[key] = compute()
@@ -214,17 +216,20 @@ def _sample_positions_as_tensors(
     image: Sequence[int], size: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Find the same, free of branches: in a compiled graph sizes may be symbols, known only when it runs."""
-    n, s = (torch.stack([torch.full((), i, dtype=torch.int64, device=device) for i in at]) for at in (image, size))
-    low = ((n + s - 1) // s).amax(0)
-    high = torch.where(s > 1, (n + s - 2) // (s - 1).clamp(min=1) - 1, 2 * n).amin(0)
-    powers = torch.tensor(_POWERS_OF_TWO, dtype=torch.int64, device=device)
-    best = torch.where((powers >= low) & (powers <= high), powers, 2 * _POWERS_OF_TWO[-1]).amin(0)
-    rate = torch.where((best <= high) & (n != low * s).any(), best, low)
+    # Floating-point numbers, exact for these sizes: ONNX needs nine operators for one quotient of integers.
+    n, s = (torch.stack([torch.full((), i, dtype=torch.float64, device=device) for i in at]) for at in (image, size))
+    low = (n / s).ceil().amax(0)
+    high = torch.where(s > 1, (n / (s - 1)).ceil() - 1, 2 * n).amin(0)
+    powers = torch.tensor(_POWERS_OF_TWO, dtype=torch.float64, device=device)
+    best = torch.where((powers >= low) & (powers <= high), powers, 2.0 * _POWERS_OF_TWO[-1]).amin(0)
+    exact = (low * s - n).amax(0) == 0
+    rate = torch.where(exact | (best > high), low, best)
+    n, s = torch.where(low <= high, rate, n), torch.where(low <= high, 1.0, s)
     rows, columns = (
-        torch.where(low <= high, i * rate, i * n[axis] // s[axis])
-        for axis, i in enumerate(torch.arange(length, device=device) for length in size)
+        (torch.arange(length, dtype=torch.float64, device=device) * n[axis] / s[axis]).floor().long()
+        for axis, length in enumerate(size)
     )
-    return torch.where(low <= high, rate.to(torch.float32), (n / s).mean()), rows, columns
+    return (n / s).mean().to(torch.float32), rows, columns
 
 
 def _check_sizes(image: Sequence[int], size: Sequence[int]) -> None:

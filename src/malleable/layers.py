@@ -138,6 +138,14 @@ class DepthConv2d(nn.Module):
         """Compute what each kernel makes of each tap on a map of ``size``: (N, K, taps, Hout, Wout), scaled."""
         raise NotImplementedError
 
+    def receptive_field(self, d: Tensor) -> Tensor:
+        """Return g_k at depth differences ``d`` of any shape: (K, *d.shape)."""
+        raise NotImplementedError
+
+    def at_equal_depth(self) -> Tensor:
+        """Compute what each kernel makes of a tap at the depth of the center: (K,), scaled."""
+        return self.receptive_field(self.weight.new_zeros(()))
+
     def forward(self, x: Tensor, geometry: Geometry) -> Tensor:
         """Map x (N, C, H, W), at any rate of the geometry's image, to (N, O, Hout, Wout), as ``nn.Conv2d`` does."""
         _check_inputs(x, self.weight, self.window, self.groups, geometry)
@@ -146,7 +154,8 @@ class DepthConv2d(nn.Module):
         if self.padded_at is not None:
             top, left = window.padding[2] - self.window.padding[2], window.padding[0] - self.window.padding[0]
             x = x[..., top : top + height, left : left + width]
-        return convolve(x, self.weight, assign, self.bias, window, self.groups)
+        center = self.at_equal_depth() if self.invalid == "same" and torch.compiler.is_exporting() else None
+        return convolve(x, self.weight, assign, self.bias, window, self.groups, center=center)
 
     def extra_repr(self) -> str:
         settings = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"]
@@ -287,6 +296,9 @@ class MalleableConv2d(DepthConv2d):
         centers = _at_least_float32(self.centers)
         d = d.to(torch.promote_types(d.dtype, centers.dtype))
         return malleable_assign(d.unsqueeze(0), centers, self.temperature)[0]
+
+    def at_equal_depth(self) -> Tensor:
+        return super().at_equal_depth() * self.scales * self.gain
 
     def assign(self, geometry: Geometry, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         d, valid = geometry.relative_depth(*self.view(geometry, size), dtype)

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from malleable.assign import malleable_assign
 from malleable.ops.engines.native import build
-from malleable.ops.scaled_assign import _operator, scaled_assign
+from malleable.ops.scaled_assign import _assign_in_graph, _operator, scaled_assign
 
 
 def check_against_the_equations(kernels: int, temperature: float) -> None:
@@ -158,3 +158,13 @@ def test_empty_batch() -> None:
     y.sum().backward()
     assert y.shape == (0, 3, 9, 5, 6)
     assert (centers.grad == 0).all()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kernels", [1, 3])
+def test_in_graphs_for_other_runtimes_nothing_is_subnormal(kernels: int) -> None:
+    d = torch.cat([torch.linspace(-12, 12, 997), torch.tensor([-1e7, 1e7])]).view(1, -1, 1, 1)
+    centers, temperature = torch.linspace(-2.2, 1.9, kernels + 2), torch.tensor(0.8)
+    scale = torch.linspace(0.5, 1, kernels)
+    actual = _assign_in_graph(d, centers, temperature, scale)
+    torch.testing.assert_close(actual, malleable_assign(d, centers, temperature) * scale.view(1, -1, 1, 1, 1))
+    assert actual.min() > 1e-30

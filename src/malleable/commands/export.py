@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import operator
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -91,6 +92,8 @@ def write_onnx(net: nn.Module, path: Path, about: Mapping[str, str] | None = Non
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise RuntimeError(f"ONNX needs {' and '.join(missing)}: pip install 'malleable[export]'")
+    from onnxscript.optimizer import fold_constants
+
     with _quiet():
         program: Any = torch.onnx.export(
             Deployed(net).eval(),
@@ -100,7 +103,11 @@ def write_onnx(net: nn.Module, path: Path, about: Mapping[str, str] | None = Non
             dynamic_shapes=_AXES,
             dynamo=True,
             verbose=False,
+            optimize=False,
         )
+        # All that depends on weights alone first: rules that look for patterns take time quadratic in what is left.
+        fold_constants(program.model, input_size_limit=sys.maxsize, output_size_limit=sys.maxsize)
+        program.optimize()
     program.model.metadata_props.update(about or {})
     with whole_path(path) as partial:
         program.save(str(partial))

@@ -128,10 +128,14 @@ def depth_channel(depth: Tensor, kind: Kind) -> Tensor:
 def _median(depth: Tensor, known: Tensor) -> Tensor:
     """Return the median (N, 1, 1, 1) of the known pixels, the lower of the two in the middle; 0 without any."""
     flat = depth.flatten(1)
-    if torch.compiler.is_exporting():  # ONNX has no median, but sorts
-        ordered = torch.where(known, depth, torch.inf).flatten(1).sort(dim=1).values
-        middle = (known.flatten(1).sum(dim=1, keepdim=True) - 1).clamp(min=0) // 2
-        median = ordered.gather(1, middle)
+    if torch.compiler.is_exporting():
+        # ONNX has no median, but finds the half of smallest values without sorting them. For this half to end at the
+        # median of the known pixels, as many unknown ones as there are too few below it count as 0, the others as inf.
+        unknown = ~known.flatten(1)
+        middle = (flat.shape[1] - 1) // 2
+        below = middle - (flat.shape[1] - unknown.sum(1, keepdim=True) - 1) // 2
+        filled = torch.where(unknown, torch.where(unknown.cumsum(1) <= below, 0.0, torch.inf), flat)
+        median = filled.topk(middle + 1, dim=1, largest=False, sorted=False).values.amax(1)
         return torch.where(median < torch.inf, median, 0.0).view(-1, 1, 1, 1)
     median = torch.where(known.flatten(1), flat, torch.nan).nanmedian(dim=1).values
     return median.nan_to_num(0.0).view(-1, 1, 1, 1)

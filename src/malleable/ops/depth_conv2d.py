@@ -54,9 +54,19 @@ def depth_conv2d(
 
 
 def convolve(
-    x: Tensor, weight: Tensor, assign: Tensor, bias: Tensor | None, window: Window, groups: int, engine: str = "auto"
+    x: Tensor,
+    weight: Tensor,
+    assign: Tensor,
+    bias: Tensor | None,
+    window: Window,
+    groups: int,
+    engine: str = "auto",
+    center: Tensor | None = None,
 ) -> Tensor:
-    """Run :func:`depth_conv2d` for a caller that has a window already."""
+    """Run :func:`depth_conv2d` for a caller that has a window already.
+
+    ``center`` (K,) is the assign of the center tap where all pixels have the same; an exported graph makes use of it.
+    """
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
@@ -64,7 +74,7 @@ def convolve(
     assign = assign.to(x.dtype)
     if torch.compiler.is_exporting():
         _check_alike(x, weight=weight, assign=assign, bias=bias)
-        return _equation(x, weight, assign, bias, window, groups)
+        return _equation(x, weight, assign, bias, window, groups, center)
     if not torch.compiler.is_compiling() and (x.is_meta or isinstance(x, FakeTensor)):  # no kernel will see these
         check_engine(engine)
         _check(x, weight, assign, bias, window, groups)
@@ -79,9 +89,17 @@ def convolve(
     return cast(Tensor, operator(x, weight, assign, bias, *_settings(window, groups, engine)))
 
 
-def _equation(x: Tensor, weight: Tensor, assign: Tensor, bias: Tensor | None, window: Window, groups: int) -> Tensor:
+def _equation(
+    x: Tensor,
+    weight: Tensor,
+    assign: Tensor,
+    bias: Tensor | None,
+    window: Window,
+    groups: int,
+    center: Tensor | None = None,
+) -> Tensor:
     """Compute it with PyTorch's own operators, of which exporters and transforms know everything."""
-    y = plain.forward(x, weight, assign, window, groups)
+    y = plain.forward(x, weight, assign, window, groups, None if center is None else center.to(x.dtype))
     return y if bias is None else y + bias.view(-1, 1, 1)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from malleable.assign import malleable_assign
+from malleable.assign import malleable_assign, malleable_logits
 from malleable.ops.depth_conv2d import check_shape
 from malleable.ops.direct import is_batched, is_direct, is_recorded, is_transformed, pointer
 from malleable.ops.engines import wish
@@ -32,16 +32,28 @@ def scaled_assign(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor
         if is_recorded(d, centers, temperature, scale):
             return cast(Tensor, _Recorded.apply(d, centers, temperature, scale))
         return _forward(d, centers, temperature, scale)
+    if torch.compiler.is_exporting():
+        return _assign_in_graph(d, centers, temperature, scale)
     fast = d.device.type == "cpu" and d.dtype == torch.float32 and len(scale) <= _MOST_KERNELS
     counted = isinstance(d, FakeTensor)  # only shapes are asked for: no reason to build anything
     seen = not torch.compiler.is_compiling() and is_transformed()  # by someone who does not know our operators
-    if fast and not counted and not seen and not torch.compiler.is_exporting() and _is_usable():
+    if fast and not counted and not seen and _is_usable():
         return cast(Tensor, _operator(d, centers, temperature, scale))
     return _equation(d, centers, temperature, scale)
 
 
 def _equation(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) -> Tensor:
     return malleable_assign(d, centers, temperature) * scale.view(1, -1, *[1] * (d.ndim - 1))
+
+
+def _assign_in_graph(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) -> Tensor:
+    """Compute the same for other runtimes: their softmax is slow over the second axis, their products over subnormals.
+
+    What is below exp(−60) counts as that, which no sum with a weight of ordinary size can tell from 0.
+    """
+    h = malleable_logits(d, centers, temperature)
+    e = (h - h.amax(1, keepdim=True)).clamp(min=-60.0).exp()
+    return e[:, 1:-1] * (scale.view(1, -1, *[1] * (d.ndim - 1)) / e.sum(1, keepdim=True))
 
 
 def assign_of_parameters(

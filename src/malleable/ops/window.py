@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -59,7 +58,14 @@ class Window(NamedTuple):
 
     def views(self, x: Tensor) -> Iterator[Tensor]:
         """Yield what each tap reads of the zero-padded ``x`` (N, C, H, W), in tap order: views (N, C, Hout, Wout)."""
-        return self.views_of_padded(F.pad(x, self.padding), self.output_size(x.shape[-2:]))
+        padded = F.pad(x, self.padding)
+        height, width = padded.shape[-2:]
+        (kh, kw), (sy, sx), (dy, dx) = self.kernel_size, self.stride, self.dilation
+        # Ends are counted from the far border: a graph of symbolic sizes then sees that all taps have the same.
+        for i in range(kh):
+            rows = padded[..., i * dy : height - (kh - 1 - i) * dy : sy, :]
+            for j in range(kw):
+                yield rows[..., j * dx : width - (kw - 1 - j) * dx : sx]
 
     def views_of_padded(self, padded: Tensor, output_size: tuple[int, int]) -> Iterator[Tensor]:
         """Yield the views themselves, for a caller that has padded already or writes through them."""
@@ -71,9 +77,6 @@ class Window(NamedTuple):
 
 def _every(x: Tensor, dim: int, start: int, step: int, length: int) -> Tensor:
     """Take ``length`` entries of dimension ``dim`` from ``start`` on, ``step`` apart."""
-    if step > 1 and torch.compiler.is_compiling():
-        # A slice with a symbolic end makes export demand sizes that are multiples of the stride; a gather does not.
-        return x.index_select(dim, torch.arange(length, device=x.device) * step + start)
     entries = slice(start, start + step * length, step)
     return x[..., entries, :] if dim == 2 else x[..., entries]
 

@@ -281,3 +281,12 @@ class TestBuild:
             build.library()
         assert built.stat().st_mtime_ns == time
         assert len([r for r in caplog.records if "building the CPU engine" in r.getMessage()]) == 1
+
+
+@pytest.mark.parametrize("name", ["small", "strided", "even", "grouped", "depthwise"])
+def test_the_kernels_of_a_center_that_all_pixels_share_act_as_one(name: str) -> None:
+    (_, x, weight, assign), window, groups = problem(SHAPES[name], "soft", torch.float64)
+    center = torch.rand(assign.shape[1], dtype=torch.float64)
+    assign[:, :, window.center] = center.view(1, -1, 1, 1)
+    expected = plain.forward(x, weight, assign, window, groups)
+    torch.testing.assert_close(plain.forward(x, weight, assign, window, groups, center), expected)

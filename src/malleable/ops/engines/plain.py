@@ -22,17 +22,29 @@ def can_run(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: i
     return None
 
 
-def forward(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> Tensor:
+def forward(
+    x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int, center: Tensor | None = None
+) -> Tensor:
     """Compute y(i) = Σ_k Σ_p assign_k(i, p) · w_k(p) · x(i + p), (N, O, Hout, Wout).
 
-    x is (N, C, H, W), weight (K·O, C / groups, kh, kw) and assign (N, K, taps, Hout, Wout).
+    x is (N, C, H, W), weight (K·O, C / groups, kh, kw) and assign (N, K, taps, Hout, Wout). ``center`` (K,) may say
+    what the center tap's assign is if that is the same at all pixels: its kernels then act as one.
     """
-    w = _split(weight, assign.shape[1], groups).permute(4, 1, 2, 0, 3).flatten(3).flatten(1, 2)  # (taps, O, K·c)
+    w = _split(weight, assign.shape[1], groups)  # (K, G, o, c, taps)
+    kernels = w.permute(4, 1, 2, 0, 3).flatten(3).flatten(1, 2)[..., None, None]  # (taps, O, K·c, 1, 1)
+    depthwise = groups > 1 and w.shape[2] == w.shape[3] == 1
     y: Tensor | None = None
     accumulator = torch.promote_types(x.dtype, torch.float32)
-    for p, patch in enumerate(window.views(x)):
-        weighted = _weigh(patch, assign[:, :, p], groups).flatten(1, 3)  # (N, G·K·c, Hout, Wout)
-        term = F.conv2d(weighted, w[p, :, :, None, None], groups=groups).to(accumulator)
+    taps = zip(window.views(x), kernels.unbind(), torch.split(assign, 1, dim=2), strict=True)
+    for p, (patch, kernel, g) in enumerate(taps):  # g is (N, K, 1, Hout, Wout)
+        if center is not None and p == window.center:
+            one = (w[..., p] * center.view(-1, 1, 1, 1)).sum(0).flatten(0, 1)  # (O, c)
+            term = F.conv2d(patch, one[..., None, None], groups=groups)
+        elif depthwise:
+            term = patch * F.conv2d(g.squeeze(2), kernel)
+        else:
+            term = F.conv2d(_weigh(patch, g, groups), kernel, groups=groups)
+        term = term if term.dtype == accumulator else term.to(accumulator)  # a graph would keep what changes nothing
         y = term if y is None else y + term
     assert y is not None
     return y.to(x.dtype)
@@ -62,7 +74,8 @@ def backward(
             if needs[2]:
                 grad_assign[:, :, p] = (to_weighted * torch.unflatten(patch, 1, (groups, -1))[:, None]).sum((2, 3))
         if needs[1]:
-            grad_w[..., p] = torch.einsum("ngohw,ngkchw->kgoc", gy, _weigh(patch, g, groups))
+            weighted = torch.unflatten(_weigh(patch, g.unsqueeze(2), groups), 1, (groups, assign.shape[1], -1))
+            grad_w[..., p] = torch.einsum("ngohw,ngkchw->kgoc", gy, weighted)
     grad_x = padded[..., top : top + x.shape[2], left : left + x.shape[3]]
     gradients = (grad_x, grad_w.reshape_as(weight), grad_assign)
     a, b, c = (g.to(dtype) if need else None for g, need in zip(gradients, needs, strict=True))
@@ -83,5 +96,7 @@ def _split(weight: Tensor, kernels: int, groups: int) -> Tensor:
 
 
 def _weigh(patch: Tensor, g: Tensor, groups: int) -> Tensor:
-    """Compute g_k(i, i + p) · x(i + p) of one tap: (N, C, ...) and (N, K, ...) give (N, G, K, c, ...)."""
-    return torch.unflatten(patch, 1, (groups, 1, -1)) * g[:, None, :, None]
+    """Compute g_k(i, i + p) · x(i + p) of one tap: (N, C, ...) and (N, K, 1, ...) give (N, G·K·c, ...)."""
+    if groups == 1:
+        return (patch.unsqueeze(1) * g).flatten(1, 2)
+    return (torch.unflatten(patch, 1, (groups, 1, -1)) * g.unsqueeze(1)).flatten(1, 3)
