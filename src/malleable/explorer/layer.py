@@ -123,7 +123,7 @@ def look(layer: Layer, sample: Sample, pixel: tuple[int, int]) -> Seen:
     module = layer.module()
     in_metres = isinstance(module, DepthAwareConv2d)
     d, known = (geometry.depth_difference if in_metres else geometry.relative_depth)(module.window, size)
-    g = module.receptive_field(d.flatten()[None]).transpose(0, 1)  # type: ignore[operator]
+    g = module.receptive_field(d.flatten()[None]).transpose(0, 1)
     g = handle_invalid(g, known.flatten()[None], layer.invalid)[0]
     center = float(depth[module.window.center])
     unit = 1.0 if in_metres else grid_unit(center, sample.camera.focal, layer.rate, layer.dilation)
@@ -145,4 +145,4 @@ def field(layer: Layer, points: int = 161) -> tuple[Array, Array]:
     outermost = max(map(abs, layer.centers), default=(layer.kernels + 1) / 2)
     reach = 5 / max(layer.alpha, 0.5) if layer.conv == "depth_aware" else outermost + 1.5
     d = torch.linspace(-reach, reach, points, dtype=torch.float64)
-    return d.numpy(), layer.module().receptive_field(d).numpy()  # type: ignore[operator]
+    return d.numpy(), layer.module().receptive_field(d).numpy()

@@ -76,7 +76,7 @@ def receptive_field(seeing: Seeing, depth: float, focal: float, metres: Array) -
     layer = seeing.layer
     in_metres = isinstance(layer, DepthAwareConv2d)
     unit = 1.0 if in_metres else grid_unit(depth, focal, seeing.rate, layer.dilation)
-    g = layer.receptive_field(torch.from_numpy(-metres / unit))  # type: ignore[operator]
+    g = layer.receptive_field(torch.from_numpy(-metres / unit))
     return np.where(depth + metres > 0, g.numpy(), np.nan)
 
 
@@ -120,7 +120,7 @@ def _assignment(seeing: Seeing, geometry: Geometry) -> tuple[Tensor, Tensor, Ten
     window, size = layer.view(geometry, size)
     metres = isinstance(layer, DepthAwareConv2d)
     seen = (geometry.depth_difference if metres else geometry.relative_depth)(window, size)
-    g = layer.receptive_field(seen.value).transpose(0, 1)  # type: ignore[operator]
+    g = layer.receptive_field(seen.value).transpose(0, 1)
     inside = torch.cat(list(window.views(torch.ones(1, 1, *size))), dim=1)
     return handle_invalid(g, seen.valid, layer.invalid), inside[:, None], seen.valid[:, None]
 
