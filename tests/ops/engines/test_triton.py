@@ -204,7 +204,7 @@ def test_tuner_keeps_the_fastest_of_what_fits(compiler: Run) -> None:
 def test_tuner_of_depthwise_kernels(compiler: Run) -> None:
     case = Case((40, 40), (9, 8), groups=40, kernel=(7, 7), padding=(3, 3, 3, 3), kernels=3)  # 144 pixels, one unit
     assert compiler(triton_worker.tuned, case) == [
-        ("depthwise_forward", 3, 16, [9 * 2, 1]),
+        ("depthwise_forward", 2, 16, [9 * 2, 1]),
         ("depthwise_data_gradients", 2, 16, [9, 1]),
         ("depthwise_weight_gradient", 2, 16, [7 * 2, 1]),
     ]

@@ -63,9 +63,7 @@ CONFIGS: dict[tuple[str, str], list[triton.Config]] = {
     ("depthwise_forward", "half"): _configs(
         (64, 32, None, 4, 1, 255), (32, 64, None, 8, 1, 255), (16, 32, None, 2, 1, 255)
     ),
-    ("depthwise_forward", "single"): _configs(
-        (32, 32, None, 4, 1, 255), (32, 64, None, 8, 1, 255), (16, 32, None, 2, 1, 255)
-    ),
+    ("depthwise_forward", "single"): _configs((32, 32, None, 8, 1, 255), (16, 32, None, 4, 1, 255)),
     ("depthwise_data_gradients", "half"): _configs((32, None, None, 8, 1, 255), (16, None, None, 4, 1, 255)),
     ("depthwise_data_gradients", "single"): _configs((32, None, None, 8, 1, 255), (16, None, None, 4, 1, 255)),
     ("depthwise_weight_gradient", "half"): _configs(
