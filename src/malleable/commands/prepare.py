@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Literal
 
 from malleable.data.nyudv2 import prepare_nyudv2
+from malleable.data.sunrgbd import prepare_sunrgbd
 from malleable.progress import available_cores
 
 
 def prepare(
-    dataset: Literal["nyudv2"],
-    file: str,
+    dataset: Literal["nyudv2", "sunrgbd"],
+    source: str,
     out: str,
     size: tuple[int, int] | None = None,
     depth: Literal["filled", "raw"] = "filled",
@@ -23,11 +24,12 @@ def prepare(
 
     Args:
         dataset: which data set.
-        file: its own file, nyu_depth_v2_labeled.mat.
+        source: its own file, nyu_depth_v2_labeled.mat, or the folder with SUNRGBD/ and SUNRGBDtoolbox/.
         out: the folder to make; it must not exist.
         size: height and width to resize to, for example --size 240 320; the camera follows.
         depth: filled (holes in-painted by the authors) or raw (holes stay invalid).
         workers: threads; all cores by default.
     """
-    count = prepare_nyudv2(Path(file), Path(out), size, depth, workers or available_cores())
+    write = {"nyudv2": prepare_nyudv2, "sunrgbd": prepare_sunrgbd}[dataset]
+    count = write(Path(source), Path(out), size, depth, workers or available_cores())
     print(f"{out} is ready with {count} images; 'malleable check {out}' looks through it")

@@ -13,14 +13,13 @@ import torch
 from torchvision.transforms import v2
 
 from malleable.camera import Camera
+from malleable.data.matlab import hdf5_array, open_hdf5
 from malleable.data.sample import Sample
 from malleable.data.tv_tensors import IGNORE
 from malleable.data.writer import FolderWriter
 from malleable.progress import parallel_map, with_progress
 
 DEPTHS = {"filled": "depths", "raw": "rawDepths"}
-
-_KINDS = {"u1": "uint8", "u": "whole numbers without a sign", "f": "floating-point metres", "O": "references"}
 
 
 @cache
@@ -58,16 +57,10 @@ def prepare_nyudv2(
     file: Path, out: Path, size: tuple[int, int] | None, depth: Literal["filled", "raw"], workers: int
 ) -> int:
     """Write the labelled set ``file`` to the folder ``out``, see ``malleable prepare``; returns how many images."""
-    import h5py
-
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing; it is nyu_depth_v2_labeled.mat of the data set's own site")
     settings = {"bytes": file.stat().st_size, "size": None if size is None else list(size), "depth": depth}
-    try:
-        mat = h5py.File(file, "r")
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read as HDF5 ({error}); download nyu_depth_v2_labeled.mat again") from error
-    with mat:
+    with open_hdf5(file) as mat:
         try:
             reader = _Reader(mat, depth)
         except ValueError as error:
@@ -98,8 +91,8 @@ class _Reader:
         missing = [name for name in ("images", "labels", "names", DEPTHS[depth]) if mat.get(name, getlink=True) is None]
         if missing:
             raise ValueError(f"it has no {', '.join(missing)}")
-        self.images = _array(mat, "images", "u1")
-        self.labels, self.depths = _array(mat, "labels", "u"), _array(mat, DEPTHS[depth], "f")
+        self.images = hdf5_array(mat, "images", "u1")
+        self.labels, self.depths = hdf5_array(mat, "labels", "u"), hdf5_array(mat, DEPTHS[depth], "f")
         count, channels, width, height = self.images.shape if self.images.ndim == 4 else (0, 0, 0, 0)
         if min(count, width, height) < 1 or channels != 3:
             raise ValueError(f"images has shape {self.images.shape}, expected (images, 3, width, height)")
@@ -132,29 +125,11 @@ class _Reader:
         return Sample(torch.from_numpy(image), torch.from_numpy(depth)[None], label, self.camera, _id(index))
 
 
-def _array(mat: Any, name: str, kind: str) -> Any:
-    """Give the array ``name`` if its data is of ``kind``, as in NumPy's ``dtype.str``, and in this very file."""
-    import h5py
-
-    if not isinstance(mat.get(name, getlink=True), h5py.HardLink):
-        raise ValueError(f"{name} is a link to another place, which is not followed")
-    array = mat[name]
-    if not isinstance(array, h5py.Dataset):
-        raise ValueError(f"{name} is a group, not an array")
-    if array.is_virtual or array.external:
-        raise ValueError(f"{name} lies in another file, which is not read")
-    if kind not in array.dtype.str:
-        raise ValueError(f"{name} holds {array.dtype}, expected {_KINDS[kind]}")
-    if array.size and not array.id.get_storage_size():
-        raise ValueError(f"{name} has no data")
-    return array
-
-
 def _names(mat: Any) -> list[str]:
     """Read the names of the raw classes, which are references to arrays of 16-bit characters."""
     import h5py
 
-    references = _array(mat, "names", "O")
+    references = hdf5_array(mat, "names", "O")
     if h5py.check_ref_dtype(references.dtype) is not h5py.Reference:
         raise ValueError(f"names holds {references.dtype}, expected references")
     if references.size > len(raw_to_class()):
