@@ -14,6 +14,7 @@ from malleable.models.summary import summary
 
 if TYPE_CHECKING:
     from malleable import data
+    from malleable.inference.estimate import DepthEstimator
     from malleable.inference.load import load_trained as load
     from malleable.training.loop import fit
 
@@ -24,6 +25,7 @@ __all__ = [
     "Conv25d",
     "DepthAwareAvgPool2d",
     "DepthAwareConv2d",
+    "DepthEstimator",
     "Geometry",
     "MalleableConv2d",
     "convert",
@@ -43,6 +45,8 @@ def __getattr__(name: str) -> Any:
     # These are imported on first use: the layers need neither torchvision nor Pillow.
     if name == "data":
         return import_module("malleable.data")
+    if name == "DepthEstimator":
+        return import_module("malleable.inference.estimate").DepthEstimator
     if name == "load":
         return import_module("malleable.inference.load").load_trained
     if name == "fit":

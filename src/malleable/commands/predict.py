@@ -6,15 +6,19 @@ import signal
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from malleable.data.image_files import write_png
 from malleable.data.loose import Flags, Item, find_items
 from malleable.data.sample import Sample
 from malleable.files import remove_partial, whole_file
+from malleable.inference.estimate import DepthEstimator, Kind
 from malleable.inference.load import load_trained
 from malleable.inference.prediction import Prediction, label
 from malleable.inference.recording import recorded
@@ -85,6 +89,13 @@ class PredictionWriter:
                 np.savez_compressed(file, probabilities=likely, classes=np.array(self.classes))
 
 
+def _estimated(item: Item, estimator: DepthEstimator) -> Sample:
+    sample = item.load()
+    if (sample.depth > 0).any():
+        return sample
+    return replace(sample, depth=estimator(sample.image.as_subclass(Tensor))[None])
+
+
 def _is_whole(path: Path) -> bool:
     try:
         if path.suffix == ".npz":
@@ -108,6 +119,9 @@ def predict(
     focal: float | None = None,
     fx: float | None = None,
     fy: float | None = None,
+    estimate_depth: str | None = None,
+    estimate_kind: Kind | None = None,
+    estimate_range: tuple[float, float] | None = None,
     scales: tuple[float, ...] = (1.0,),
     flip: bool = False,
     window: tuple[int, int] | None = None,
@@ -137,6 +151,11 @@ def predict(
         focal: focal length in pixels, for fx and fy.
         fx: focal length in pixels.
         fy: focal length in pixels.
+        estimate_depth: a network that estimates depth for images that have none: a folder or a name on the Hugging Face
+            hub for the depth-estimation pipeline of transformers.
+        estimate_kind: what it gives, if its configuration does not tell or is wrong: metric, scale (depth up to a
+            factor) or disparity (up to a factor and a shift).
+        estimate_range: metres of the nearest and of the farthest pixel, which turn disparity into depth.
         scales: for multi-scale predictions, for example --scales 0.75 1 1.25.
         flip: show every scale mirrored as well.
         window: height and width of a window that slides over the image instead of the whole image at once.
@@ -153,16 +172,19 @@ def predict(
         raise ValueError("resume keeps what is written, overwrite replaces it; leave one of them out")
     if resume and rerun is not None:
         raise ValueError("rerun records the images of one call, resume goes on with those of another; leave one out")
+    if estimate_depth is None and (estimate_kind, estimate_range) != (None, None):
+        raise ValueError("estimate_kind and estimate_range are for estimate_depth; add --estimate-depth MODEL")
+    if estimate_depth is not None and depth is not None:
+        raise ValueError("depth gives what estimate_depth would estimate; leave one of them out")
     depth_file, camera_file = (None if name is None else Path(name) for name in (depth, camera))
     for name, file in (("depth", depth_file), ("camera", camera_file)):
         if file is not None and not file.exists():
             raise FileNotFoundError(f"{name}: there is no {file}")
     protocol = Protocol(scales, flip, window, overlap)
     trained = load_trained(checkpoint, device, trust)
-    items = find_items(
-        inputs, split, Flags(depth_file, unit, camera_file, focal, fx, fy, scale_free=is_scale_free(trained.net))
-    )
-    if is_scale_free(trained.net) and any(item.unitless for item in items):
+    scale_free, estimated = is_scale_free(trained.net), estimate_depth is not None
+    items = find_items(inputs, split, Flags(depth_file, unit, camera_file, focal, fx, fy, scale_free, estimated))
+    if scale_free and any(item.unitless for item in items):
         print("note: depth has no unit, and this network needs none: its scale cancels", file=sys.stderr)
     writer = PredictionWriter(Path(out), trained.classes, probabilities)
     taken = [path for item in items for path in writer.paths(item.id).values() if path.exists()]
@@ -174,6 +196,12 @@ def predict(
     if resume:
         remove_partial(writer.out)
         left = [item for item in items if not all(map(_is_whole, writer.paths(item.id).values()))]
+    if estimate_depth is not None:
+        device_of_net = next(trained.net.parameters()).device
+        estimator = DepthEstimator(estimate_depth, estimate_kind, estimate_range, device_of_net)
+        estimator.check(trained.net)
+        print(f"note: depth is estimated by {estimator}", file=sys.stderr)
+        left = [replace(item, load=partial(_estimated, item, estimator)) for item in left]
     looks, blind = sees_depth(trained.net), 0
 
     def answer(sample: Sample) -> Prediction:

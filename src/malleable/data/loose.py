@@ -52,6 +52,7 @@ class Flags:
     fx: float | None = None
     fy: float | None = None
     scale_free: bool = False  # any unit will do
+    estimated: bool = False  # depth will be made for images without
 
     def camera_of(self, size: tuple[int, int], known: Camera | None) -> Camera | None:
         """Give the camera of an image of ``size``: ``known``, but for what the flags say; None if nobody knows."""
@@ -133,9 +134,10 @@ def _read(image: Path, depth: Path, camera: Path, id: str, flags: Flags, descrip
         known = read_camera(camera) if os.path.exists(camera) else description.camera if description else None
         found = flags.camera_of(size, known)
     metres = torch.zeros(size)
-    if os.path.exists(depth) or flags.depth is not None:
-        if found is None:
-            raise ValueError(f"{image} has depth but no camera; add --focal PIXELS, --camera FILE, or dataset.json")
+    measured = os.path.exists(depth) or flags.depth is not None
+    if found is None and (measured or flags.estimated):
+        raise ValueError(f"{image} has depth but no camera; add --focal PIXELS, --camera FILE, or dataset.json")
+    if measured:
         metres = _depth(depth, size, flags, description)
     found = found or centered(size[1], size[1], size)  # of no effect without depth
     return Sample(pixels, metres[None], torch.full(size, IGNORE), found, id)

@@ -53,6 +53,7 @@ class Trained:
         *,
         focal: Any = None,
         camera: Any = None,
+        estimator: Any = None,
         scales: Sequence[float] = (1.0,),
         flip: bool = False,
         window: tuple[int, int] | None = None,
@@ -69,6 +70,8 @@ class Trained:
                 None if there is none. ``malleable.to_metres`` makes metres of counts.
             focal: focal length in pixels of the image, the mean of fx and fy.
             camera: a ``malleable.Camera`` instead, or its numbers by name.
+            estimator: a ``malleable.DepthEstimator``, asked for the depth of images that have none; or what makes one,
+                a folder or a name on the hub.
             scales, flip, window, overlap: how the image is shown to the network, see ``malleable predict --help``.
 
         Example:
@@ -76,7 +79,7 @@ class Trained:
             >>> prediction.labels, prediction.probabilities, prediction.overlay()  # doctest: +SKIP
         """
         protocol = Protocol(tuple(scales), flip, window, overlap)
-        return predict(self.net, self.palette, protocol, image, depth, focal, camera)
+        return predict(self.net, self.palette, protocol, image, depth, focal, camera, estimator)
 
 
 def load_trained(source: str | Path, device: str = "auto", trust: bool = False) -> Trained:

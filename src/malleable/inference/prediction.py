@@ -18,6 +18,7 @@ from malleable.data.loose import Flags, centered
 from malleable.data.palette import Colour
 from malleable.data.sample import Sample
 from malleable.data.tv_tensors import IGNORE
+from malleable.inference.estimate import DepthEstimator
 from malleable.inference.probabilities import probabilities
 from malleable.models.summary import sees_depth
 from malleable.runs.scores import Protocol
@@ -51,11 +52,8 @@ class Prediction:
 def label(net: nn.Module, sample: Sample, palette: Sequence[Colour], protocol: Protocol | None = None) -> Prediction:
     """Label one sample. Every way to predict comes here; several threads may at once."""
     likely = probabilities(net, sample, protocol)  # (C, H, W)
-    image = sample.image.as_subclass(Tensor)
-    shown = image if image.dtype == torch.uint8 else (255 * image).round().to(torch.uint8)
-    return Prediction(
-        likely.argmax(0).cpu().numpy(), likely.cpu().numpy(), shown.permute(1, 2, 0).cpu().numpy(), tuple(palette)
-    )
+    shown = _bytes(sample.image.as_subclass(Tensor)).permute(1, 2, 0).cpu().numpy()
+    return Prediction(likely.argmax(0).cpu().numpy(), likely.cpu().numpy(), shown, tuple(palette))
 
 
 def predict(
@@ -66,27 +64,33 @@ def predict(
     depth: Any = None,
     focal: Any = None,
     camera: Any = None,
+    estimator: Any = None,
 ) -> Prediction | list[Prediction]:
     """Label an image, or a batch of them one by one; the arguments are those of ``Trained.predict``."""
+    if estimator is not None:
+        estimator = estimator if isinstance(estimator, DepthEstimator) else DepthEstimator(estimator)
+        estimator.check(net)
     if isinstance(image, list | tuple) or getattr(image, "ndim", 3) == 4:
         parts = [_each(name, value, len(image)) for name, value in _named(depth, focal, camera)]
-        every = zip(image, *parts, strict=True)
+        every = zip(image, *parts, [estimator] * len(image), strict=True)
         return [label(net, sample_of(net, *each), palette, protocol) for each in every]
-    return label(net, sample_of(net, image, depth, focal, camera), palette, protocol)
+    return label(net, sample_of(net, image, depth, focal, camera, estimator), palette, protocol)
 
 
-def sample_of(net: nn.Module, image: Any, depth: Any, focal: Any, camera: Any) -> Sample:
+def sample_of(
+    net: nn.Module, image: Any, depth: Any, focal: Any, camera: Any, estimator: DepthEstimator | None = None
+) -> Sample:
     """Make a sample of what a program holds, and say what is wrong with it."""
     pixels = _pixels(image)
     size = (pixels.shape[1], pixels.shape[2])
     known = Camera.from_dict(camera) if isinstance(camera, Mapping) else camera
     found = Flags(focal=None if focal is None else float(focal)).camera_of(size, known)
-    if depth is None:
+    if depth is None and estimator is None:
         if sees_depth(net):
             warnings.warn("there is no depth, so the network sees colours only", stacklevel=2)
         metres = torch.zeros(size)
     else:
-        metres = _metres(depth, size)
+        metres = estimator(_bytes(pixels)) if depth is None and estimator is not None else _metres(depth, size)
         if found is None and sees_depth(net):
             raise ValueError("depth needs a camera: pass focal=, in pixels of this image, or camera=malleable.Camera")
     return Sample(pixels, metres[None], torch.full(size, IGNORE), found or centered(size[1], size[1], size))
@@ -112,6 +116,10 @@ def _pixels(image: Any) -> Tensor:
     elif pixels.dtype != torch.uint8:
         raise ValueError(f"image must be uint8, or floating-point from 0 to 1, got {pixels.dtype}")
     return pixels.contiguous()
+
+
+def _bytes(pixels: Tensor) -> Tensor:
+    return pixels if pixels.dtype == torch.uint8 else (255 * pixels).round().to(torch.uint8)
 
 
 def _metres(depth: Any, size: tuple[int, int]) -> Tensor:

@@ -40,9 +40,9 @@ def resolve(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
     """Bring a command line into jsonargparse's words: all settings as one ``--config``, then what has no flag.
 
     A file counts as its settings and those it builds on, ``--json`` as ``--json true``, ``--size 9 9`` as
-    ``--size [9,9]``, and where a command takes a list of things without a flag, they are that list; if its first
-    parameter is a tuple, there may be none of them. What is said later goes before what is said earlier. Parameters
-    in ``types`` that are dataclasses have options, ``--train.lr``.
+    ``--size [9,9]``, a dash in a name as an underscore, and where a command takes a list of things without a flag, they
+    are that list; if its first parameter is a tuple, there may be none of them. What is said later goes before what is
+    said earlier. Parameters in ``types`` that are dataclasses have options, ``--train.lr``.
     """
     known = flat(types)
     left = deque(words)
@@ -53,6 +53,8 @@ def resolve(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
         word = left.popleft()
         name, equals, text = word.partition("=")
         option = name.removeprefix("--")
+        if option.replace("-", "_") in known:
+            option = option.replace("-", "_")
         if word == "--":  # no flags after it
             own.append(word)
             plain += left
