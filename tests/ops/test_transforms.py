@@ -121,6 +121,19 @@ class TestOperator:
         assert_close([jacrev(few)(given[1])], [expected])
 
 
+@pytest.mark.parametrize("engine", ["native"])
+def test_jvp_and_a_compiler(engine: str) -> None:
+    torch._dynamo.reset()
+    given = tensors(groups=1)
+    tangents = tuple(map(torch.ones_like, given))
+    _, expected = jvp(convolve(1), given, tangents)
+    compiled = torch.compile(convolve(1), backend="aot_eager")
+    compiled(*given)  # what was compiled without jvp must not be taken with it
+    assert_close([jvp(compiled, given, tangents)[1]], [expected])
+    inside = torch.compile(lambda *t: jvp(convolve(1), t, tangents)[1], backend="aot_eager")
+    assert_close([inside(*given)], [expected])
+
+
 @pytest.mark.parametrize("engine", ["native", "blocks", "plain"])
 @pytest.mark.parametrize("name", LAYERS)
 class TestLayers:

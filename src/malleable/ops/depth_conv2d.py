@@ -82,7 +82,7 @@ def convolve(
         if is_recorded(x, weight, assign, bias):
             return cast(Tensor, _Recorded.apply(x, weight, assign, bias, window, groups, engine))
         return _forward(x, weight, assign, bias, window, groups, engine)
-    if not torch.compiler.is_compiling() and is_transformed():
+    if is_transformed():
         check_engine(engine)
         _check(x, weight, assign, bias, window, groups)
         return _equation(x, weight, assign, bias, window, groups)

@@ -20,8 +20,12 @@ def is_direct(*tensors: Tensor | None) -> bool:
     return all(t is None or (type(t) in _ORDINARY and t.is_cpu) for t in tensors)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_transformed() -> bool:
-    """Tell whether torch.func or forward differentiation is at work, which know PyTorch's own operators only."""
+    """Tell whether torch.func or forward differentiation is at work, which know PyTorch's own operators only.
+
+    Compilers ask once, as they trace, and guard both themselves.
+    """
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 

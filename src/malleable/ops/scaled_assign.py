@@ -36,8 +36,7 @@ def scaled_assign(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor
         return _assign_in_graph(d, centers, temperature, scale)
     fast = d.device.type == "cpu" and d.dtype == torch.float32 and len(scale) <= _MOST_KERNELS
     counted = isinstance(d, FakeTensor)  # only shapes are asked for: no reason to build anything
-    seen = not torch.compiler.is_compiling() and is_transformed()  # by someone who does not know our operators
-    if fast and not counted and not seen and _is_usable():
+    if fast and not counted and not is_transformed() and _is_usable():
         return cast(Tensor, _operator(d, centers, temperature, scale))
     return _equation(d, centers, temperature, scale)
 
