@@ -59,10 +59,11 @@ docs: setup
 # aarch64 needs Debian's g++-aarch64-linux-gnu, or leave it out: make wheel KERNELS=x86_64
 KERNELS ?= x86_64 aarch64
 wheel: setup
+	rm -rf build/wheel
 	$(BIN)/python -m build
 	set -e; for machine in $(KERNELS); do \
 		MALLEABLE_KERNELS=$$machine $(BIN)/python -m build --wheel --outdir build/wheel; \
-		$(BIN)/auditwheel repair --wheel-dir dist build/wheel/*-linux_$$machine.whl; \
+		PATH="$(CURDIR)/$(BIN):$$PATH" auditwheel repair --wheel-dir dist build/wheel/*-linux_$$machine.whl; \
 	done
 
 notebooks: setup
