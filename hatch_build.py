@@ -9,6 +9,7 @@ import os
 import platform
 import runpy
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,10 @@ class Kernels(BuildHookInterface[Any]):
         self.folder = tempfile.mkdtemp()
         for target in commands["TARGETS"][machine]:
             path = Path(self.folder, f"{target}.so")
-            commands["compile_portable"]([compiler], target, path)
+            try:
+                commands["compile_portable"]([compiler], target, path)
+            except subprocess.CalledProcessError as error:
+                raise RuntimeError(f"{compiler} could not build kernels for {target}:\n{error.stderr}") from error
             build_data["force_include"][str(path)] = f"{NATIVE}/prebuilt/{path.name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-linux_{machine}"
