@@ -49,6 +49,7 @@ def test_examples_name_what_exists(document: Path) -> None:
     """Examples in the docs may need files or a network, so they are read, not run."""
     for block in examples(document):
         compile(block, str(document), "exec")
+        exec("\n".join(re.findall(r"^(?:from|import) malleable.*$", block, re.MULTILINE)), {})
         for path in re.findall(r"\bmb((?:\.\w+)+)", block):
             thing: object = malleable
             for name in path[1:].split("."):

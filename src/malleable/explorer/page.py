@@ -196,7 +196,8 @@ def build(explorer: Explorer) -> gr.Blocks:
         with gr.Row():
             with gr.Column(scale=5, min_width=320, elem_id="shown"):
                 static: dict[str, Any] = {f"{part}_template": source(f"views.{part}") for part in ("html", "css")}
-                views = gr.HTML(**static, js_on_load=source("views.js"), picture=None, depth=None, elem_id="views")
+                static |= {"js_on_load": source("views.js"), "apply_default_css": False}
+                views = gr.HTML(**static, picture=None, depth=None, elem_id="views")
                 labels = gr.HTML(elem_id="labels", visible=bool(explorer.networks))
             with gr.Column(scale=2, min_width=320):
                 with gr.Accordion("Scene"):
