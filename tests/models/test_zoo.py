@@ -171,6 +171,10 @@ class TestRefusals:
         with pytest.raises(ValueError, match=rf"none begins a stage on the way down.*{offered}"):
             mb.convert(make())
 
+    def test_name_the_few_places_there_are(self) -> None:
+        with pytest.raises(ValueError, match=r"finds only stage1\.0\.mlp\.conv2 .* at rate 16, 32; pass where=\["):
+            mb.convert(timm.create_model("visformer_tiny"))
+
     def test_weights_that_are_computed(self) -> None:
         with pytest.raises(TypeError, match=r"cannot convert stages\.\S+: .*ScaledStdConv2d"):
             mb.convert(timm.create_model("test_nfnet"))

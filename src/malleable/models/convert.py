@@ -234,8 +234,12 @@ def _select(model: nn.Module, where: Where, seen: Watched | None, failure: Excep
                 f"({type(failure).__name__}: {failure}); pass example=, a batch it accepts, or name the convolutions"
             ) from failure
         names = seen.first_of_stages()
-        if len(seen.missed(names)) > len(names):
-            names = []
+        if names and len(missed := seen.missed(names)) > len(names):
+            rates = ", ".join(f"{rate:g}" for rate in missed)
+            raise ValueError(
+                f"where={where!r} finds only {', '.join(names)} to replace in {kind}, nothing at rate {rates}; pass "
+                f"where={names} if that is enough for you, or other names, globs or a function"
+            )
     elif where == "all":
         names = list(candidates)
     elif callable(where):
