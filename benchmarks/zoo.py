@@ -457,11 +457,11 @@ def _reason(row: dict[str, Any]) -> str:
     """Say in a few words why a network is not well placed."""
     why: str = row.get("why") or "; ".join(row["warned"] or row["faults"])
     computed = re.search(r"got (\w+), which computes", why)
-    missed = re.search(r"at (rate [\d., ]+):", why)
+    missed = re.search(r"at (rate [\d., ]+)[:;]", why)
     if computed:
         return f"{computed[1]} computes its weights or output in its own way"
     if missed:
-        return f"no k×k convolution at {missed[1]}"
+        return f"nothing to replace at {missed[1]}"
     return "no k×k convolution in stages on the way down" if "finds nothing" in why else why
 
 
