@@ -6,7 +6,7 @@ memory. Devices and dtypes are also checked while a graph is traced; sizes are n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import Any, cast
@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
 from malleable.ops.direct import is_batched, is_direct, is_recorded, is_transformed
-from malleable.ops.engines import check_engine, choose, instead, plain
+from malleable.ops.engines import Engine, check_engine, choose, instead, plain, wish
 from malleable.ops.engines.plain import output_format
 from malleable.ops.engines.triton import LaunchError
 from malleable.ops.window import Pair, Window, pair
@@ -71,7 +71,8 @@ def convolve(
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    assign = assign.to(x.dtype)
+    if assign.dtype != x.dtype:
+        assign = assign.to(x.dtype)
     if torch.compiler.is_exporting():
         _check_alike(x, weight=weight, assign=assign, bias=bias)
         return _equation(x, weight, assign, bias, window, groups, center)
@@ -233,8 +234,7 @@ def _settings(window: Window, groups: int, engine: str) -> tuple[list[int], list
 def _forward(
     x: Tensor, weight: Tensor, assign: Tensor, bias: Tensor | None, window: Window, groups: int, engine: str
 ) -> Tensor:
-    _check(x, weight, assign, bias, window, groups)
-    run = choose(engine, x, weight, assign, window, groups)
+    run = _engine_for(x, weight, assign, bias, window, groups, engine)
     with _without_autocast(x.device.type):
         try:
             y = run.forward(x, weight, assign, window, groups)
@@ -256,11 +256,10 @@ def _backward(
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
     """Compute the gradients of x, weight and assign, laid out as these are; None where not needed."""
-    _check(x, weight, assign, None, window, groups)
+    run = _engine_for(x, weight, assign, None, window, groups, engine)
     _check_alike(x, grad=grad)
     expected = (x.shape[0], weight.shape[0] // assign.shape[1], *assign.shape[-2:])
     check_shape("grad", grad, "(N, O, Hout, Wout)", expected)
-    run = choose(engine, x, weight, assign, window, groups)
     call = (x, weight, assign, window, groups)
     with _without_autocast(x.device.type):
         try:
@@ -271,6 +270,27 @@ def _backward(
         g if g is None or g.stride() == t.stride() else torch.empty_like(t).copy_(g)
         for g, t in zip(gradients, (x, weight, assign), strict=True)
     ]
+
+
+_engines: dict[Hashable, Engine] = {}  # of CPU calls that passed the checks
+_MOST_CALLS = 4096
+
+
+def _engine_for(
+    x: Tensor, weight: Tensor, assign: Tensor, bias: Tensor | None, window: Window, groups: int, engine: str
+) -> Engine:
+    """Check a call and choose its engine; once for all calls on the CPU that are alike, as layers make them."""
+    tensors = (x, weight, assign) if bias is None else (x, weight, assign, bias)
+    call = (engine, wish(), window, groups, *[(t.shape, t.dtype, t.device) for t in tensors])
+    run = _engines.get(call)
+    if run is None:
+        _check(x, weight, assign, bias, window, groups)
+        run = choose(engine, x, weight, assign, window, groups)
+        if len(_engines) >= _MOST_CALLS:
+            _engines.clear()
+        if x.is_cpu:
+            _engines[call] = run
+    return run
 
 
 def _without_autocast(device: str) -> AbstractContextManager[None]:

@@ -72,16 +72,16 @@ def assign_of_parameters(
     if is_recorded(*tensors) or not is_direct(*tensors) or not _fits(*tensors) or not _is_usable():
         return None
     d, centers, rebalance = d.contiguous(), centers.contiguous(), rebalance.contiguous()
-    out = _new_output(d, rebalance)
-    _call("malleable_assign_of", d, len(rebalance), centers, raw_temperature, bend, coldest, rebalance, gain, out)
+    kernels = rebalance.shape[0]
+    out = _new_output(d, kernels)
+    _call("malleable_assign_of", d, kernels, centers, raw_temperature, bend, coldest, rebalance, gain, out)
     return out
 
 
 def _fits(*tensors: Tensor) -> bool:
     """Tell whether the C++ knows these: all float32, and not more kernels than it has room for."""
-    return (
-        all(t.dtype == torch.float32 for t in tensors) and tensors[0].ndim == 4 and len(tensors[1]) <= _MOST_KERNELS + 2
-    )
+    single = {t.dtype for t in tensors} == {torch.float32}
+    return single and tensors[0].ndim == 4 and tensors[1].shape[0] <= _MOST_KERNELS + 2
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -98,7 +98,7 @@ def _operator(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) ->
 def _forward(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) -> Tensor:
     _check(d, centers, temperature, scale)
     d, centers, scale = d.contiguous(), centers.contiguous(), scale.contiguous()
-    out = _new_output(d, scale)
+    out = _new_output(d, len(scale))
     _call("malleable_assign", d, len(scale), centers, temperature.item(), scale, out)
     return out
 
@@ -106,11 +106,11 @@ def _forward(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) -> 
 @_operator.register_fake
 def _(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) -> Tensor:
     _check_single_on_cpu(d=d, centers=centers, temperature=temperature, scale=scale)
-    return _new_output(d, scale)
+    return _new_output(d, scale.shape[0])
 
 
-def _new_output(d: Tensor, scale: Tensor) -> Tensor:
-    return d.new_empty(d.shape[0], scale.shape[0], *d.shape[1:])
+def _new_output(d: Tensor, kernels: int) -> Tensor:
+    return torch.empty((d.shape[0], kernels, *d.shape[1:]), dtype=d.dtype, device=d.device)
 
 
 @torch.library.custom_op("malleable::scaled_assign_backward", mutates_args=())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 
 import torch
 from torch import Tensor
@@ -56,7 +57,8 @@ def forward(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: i
     shape = (x.shape[0], weight.shape[0] // assign.shape[1], *assign.shape[-2:])
     y = torch.empty(shape, dtype=x.dtype, memory_format=output_format(x, weight))
     if y.numel():
-        problem = _problem(x, y, x, assign, window, groups)
+        strides = x.stride(), y.stride()
+        problem = _problem(x.shape, y.shape, assign.shape[1], window, groups, torch.get_num_threads(), *strides)
         _call("forward", problem, x, weight.contiguous(), assign.contiguous(), y)
     return y
 
@@ -69,7 +71,8 @@ def backward(
     grad_weight = torch.zeros_like(weight) if needs[1] else None
     grad_assign = torch.zeros_like(assign, dtype=torch.float32) if needs[2] else None
     if grad.numel():
-        problem = _problem(x, grad, x if grad_x is None else grad_x, assign, window, groups)
+        strides = x.stride(), grad.stride(), (x if grad_x is None else grad_x).stride()
+        problem = _problem(x.shape, grad.shape, assign.shape[1], window, groups, torch.get_num_threads(), *strides)
         _call("backward", problem, grad, x, weight, assign, grad_x, grad_weight, grad_assign)
     return grad_x, grad_weight, None if grad_assign is None else grad_assign.to(x.dtype)
 
@@ -89,8 +92,17 @@ def _path(channels: int, out_channels: int, groups: int) -> str:
     return "grouped" if groups > 1 and min(channels, out_channels) // groups < _NARROW else "dense"
 
 
-def _problem(x: Tensor, y: Tensor, grad_x: Tensor, assign: Tensor, window: Window, groups: int) -> Problem:
+@functools.lru_cache(maxsize=1024)
+def _problem(
+    x: torch.Size,
+    y: torch.Size,
+    kernels: int,
+    window: Window,
+    groups: int,
+    threads: int,
+    *strides: tuple[int, ...],
+) -> Problem:
+    """Describe a call of such sizes and strides, those of x, y and the gradient of x; nobody changes it afterwards."""
     left, _, top, _ = window.padding
-    sizes = (x.shape[0], x.shape[1], y.shape[1], assign.shape[1], groups, *x.shape[2:], *y.shape[2:])
     grid = (*window.kernel_size, *window.stride, *window.dilation, top, left)
-    return Problem(*sizes, *grid, torch.get_num_threads(), x.stride(), y.stride(), grad_x.stride())
+    return Problem(x[0], x[1], y[1], kernels, groups, *x[2:], *y[2:], *grid, threads, *strides)
