@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -227,6 +228,30 @@ inline void transpose_step(Vec* rows) {
   for (int i = 0; i < kLanes; ++i)
     if (!(i & S)) swap_blocks<S>(rows[i], rows[i + S], std::make_index_sequence<kLanes>{});
   if constexpr (S > 1) transpose_step<S / 2>(rows);
+}
+
+// Leaves in lane i of the first row the sum of row i: halves the number of rows as it goes.
+template <int S>
+inline void sum_step(Vec* rows) {
+  MALLEABLE_UNROLL
+  for (int i = 0; i < S; ++i) {
+    swap_blocks<S>(rows[i], rows[i + S], std::make_index_sequence<kLanes>{});
+    rows[i] += rows[i + S];
+  }
+  if constexpr (S > 1) sum_step<S / 2>(rows);
+}
+
+// The sums of N vectors, many at a time.
+template <int N>
+inline void sum_each(const Vec* v, float* out) {
+  MALLEABLE_UNROLL
+  for (int first = 0; first < N; first += kLanes) {
+    Vec rows[kLanes];
+    MALLEABLE_UNROLL
+    for (int i = 0; i < kLanes; ++i) rows[i] = first + i < N ? v[first + i] : Vec{};
+    sum_step<kLanes / 2>(rows);
+    store_some(out + first, rows[0], N - first);
+  }
 }
 
 // out[j][i] = in[i][j], rows in_pitch and out_pitch apart.

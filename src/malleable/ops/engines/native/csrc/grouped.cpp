@@ -8,9 +8,9 @@
 
 namespace {
 
-constexpr int kOutputs = 6;    // most output channels of a register tile
+constexpr int kOutputs = kLanes == 16 ? 8 : 6;  // most output channels of a register tile
 constexpr int kSlice = 16;     // channels that are kept in cache together, if groups are that narrow
-constexpr int kColumns = 3;    // input channels of a register tile of the weights' gradient
+constexpr int kColumns = kLanes == 16 ? 4 : 3;  // input channels of a register tile of the weights' gradient
 constexpr int kLines = 4;      // output channels of the same
 
 struct Widths {  // how many output channels each of the tiles of a group takes: as even as can be
@@ -168,8 +168,10 @@ void correlate(const float* grad, const float* scaled, int64_t cells, float* sum
       for (int c = 0; c < C; ++c) acc[l][c] += line * column[c];
     }
   }
+  float totals[L * C];
+  sum_each<L * C>(&acc[0][0], totals);
   for (int l = 0; l < L; ++l)
-    for (int c = 0; c < C; ++c) sums[l * pitch + c] += sum(acc[l][c]);
+    for (int c = 0; c < C; ++c) sums[l * pitch + c] += totals[l * C + c];
 }
 
 using Correlate = void (*)(const float*, const float*, int64_t, float*, int64_t);

@@ -85,6 +85,11 @@ struct Map {
 
 template <typename From, typename To>
 inline void copy_line(const From* from, int64_t from_step, To* to, int64_t to_step, int count) {
+  if constexpr (std::is_same_v<From, To>)
+    if (from_step == 1 && to_step == 1) {
+      std::memcpy(to, from, sizeof(To) * count);
+      return;
+    }
   if (from_step == 1 && to_step == 1)
     for (int j = 0; j < count; ++j) to[j] = float(from[j]);
   else if (from_step == 2 && to_step == 1)
@@ -107,13 +112,8 @@ void read_lines(const Map<const T>& map, int channels, Lines l, float* out, int6
     float* to = out + i * pitch;
     for (int c = 0; c < channels; ++c) {
       float* line = to + c * plane;
-      if (outside) {
-        std::fill(line, line + width, 0.0f);
-        continue;
-      }
-      std::fill(line, line + first, 0.0f);
-      if (!channels_last) copy_line(from + c * map.stride[1], step, line + first, 1, last - first);
-      std::fill(line + last, line + width, 0.0f);
+      if (outside || first > 0 || last < width) std::memset(line, 0, sizeof(float) * width);
+      if (!channels_last && !outside) copy_line(from + c * map.stride[1], step, line + first, 1, last - first);
     }
     if (channels_last && !outside) transpose(from, step, last - first, channels, to + first, plane);
   }
@@ -199,16 +199,18 @@ void for_each_row(const Problem& p, const Job& job, int together, const Visit& v
   static_assert(kPair == 2, "as the last tile is found");
 }
 
-// The assignment of a job's cells, zeros where there is none.
+// The assignment of a job's cells, zeros where there is none, and anything in lanes that are no cells.
 template <typename T>
 void pack_assign(const Problem& p, const T* assign, const Job& job, int together, float* out) {
   const int across = job.sweep->across(), columns = job.sweep->columns;
+  const int64_t size = int64_t(p.batch) * p.kernels * p.kh * p.kw * p.out_height * p.out_width;
   for_each_row(p, job, together, [&](int64_t row, int first, const auto& place) {
     for (int v = 0; v < across; ++v) {
       float* to = out + place(v);
       const int column = first + v * kLanes, lanes = std::min(kLanes, columns - v * kLanes);
       const T* from = assign + row + column;
-      if (row >= 0 && lanes == kLanes && column >= 0 && column + kLanes <= p.out_width) store(to, load_lanes(from));
+      if (row >= 0 && column >= 0 && column + lanes <= p.out_width && row + column + kLanes <= size)
+        store(to, load_lanes(from));
       else
         for (int l = 0; l < kLanes; ++l)
           to[l] = row >= 0 && l < lanes && column + l >= 0 && column + l < p.out_width ? float(from[l]) : 0.0f;
@@ -235,16 +237,16 @@ inline void unpack_assign(const Problem& p, const float* packed, const Job& job,
 // Jobs for all samples: rows of which `channels` planes and the assignment stay in cache, and enough jobs for the
 // threads, for which the channels may be shared out into up to `most_parts`.
 inline std::vector<Job> make_jobs(const Problem& p, const std::vector<Sweep>& sweeps, int channels, int most_parts) {
-  constexpr int64_t kCache = 48 * 1024;  // floats
+  constexpr int64_t kCache = 48 * 1024, kAssignCache = 128 * 1024;  // floats
   std::vector<Job> jobs;
   for (const Sweep& s : sweeps) {
     const int64_t assign = int64_t(s.across()) * kLanes * s.taps.size() * p.kernels;
     int rows = 1;
-    while (rows < s.rows && s.plane(2 * rows) * channels <= kCache && 2 * rows * assign <= kCache) rows *= 2;
+    while (rows < s.rows && s.plane(rows + 1) * channels <= kCache && (rows + 1) * assign <= kAssignCache) ++rows;
     const int wanted = (2 * p.threads + p.batch * int(sweeps.size()) - 1) / (p.batch * int(sweeps.size()));
     int blocks = (s.rows + rows - 1) / rows;
     const int parts = std::max(1, std::min(most_parts, (wanted + blocks - 1) / blocks));
-    blocks = std::min(s.rows, std::max(blocks, (wanted + 2 * parts - 1) / (2 * parts)));
+    blocks = std::min(s.rows, round_up(blocks, (wanted + 2 * parts - 1) / (2 * parts)));
     rows = (s.rows + blocks - 1) / blocks;
     for (int n = 0; n < p.batch; ++n)
       for (int row = 0; row < s.rows; row += rows)
