@@ -6,6 +6,7 @@ Patches are at most 8 MiB, unless one row is more, and are made again in backwar
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -33,8 +34,13 @@ def forward(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: i
     kernels, out_channels = assign.shape[1], weight.shape[0] // assign.shape[1]
     y = x.new_empty(x.shape[0], out_channels, *assign.shape[-2:])
     w = _matrix(weight, kernels)  # (O, taps·K·C)
-    for n, rows, patches in _blocks(x, assign, window):
-        y[n, :, rows] = (w @ _weigh(patches, assign[n, :, :, rows])).view(out_channels, -1, y.shape[-1])
+    width = y.shape[-1]
+    # A block reads all weights; where these are small, its patches stay in cache.
+    step = _rows(x, assign, min(max(weight.nbytes, _PATCH_BYTES // 6), _PATCH_BYTES))
+    room = x.new_empty(w.shape[1] * step * width)
+    for n, rows, patches in _blocks(x, assign, window, step):
+        block = y[n].flatten(1)[:, rows.start * width : rows.stop * width]
+        torch.mm(w, _weigh(patches, assign[n, :, :, rows], room), out=block)
     return y
 
 
@@ -46,46 +52,57 @@ def backward(
     padded = x.new_zeros(*x.shape[:2], x.shape[2] + top + bottom, x.shape[3] + left + right)
     w = _matrix(weight, kernels)
     grad_w, grad_assign = torch.zeros_like(w), torch.zeros_like(assign)
-    for n, rows, patches in _blocks(x, assign, window):
+    step = _rows(x, assign, _PATCH_BYTES)
+    room = x.new_empty(w.shape[1] * step * grad.shape[-1] if needs[1] else 0)
+    for n, rows, patches in _blocks(x, assign, window, step):
         g, gy = assign[n, :, :, rows], grad[n, :, rows].flatten(1)
         if needs[1]:
-            grad_w.addmm_(gy, _weigh(patches, g).T)
+            grad_w.addmm_(gy, _weigh(patches, g, room).T)
         if needs[0] or needs[2]:
-            z = (w.T @ gy).view(window.taps, kernels, channels, -1, grad.shape[-1])  # d loss / d (assign · x)
-            if needs[2]:
-                for p, patch in enumerate(patches):
-                    grad_assign[n, :, p, rows] = (z[p] * patch).sum(1)
+            z = (w.T @ gy).view(*window.kernel_size, kernels, *patches.shape[2:])  # d loss / d (assign · x)
             if needs[0]:
                 first = rows.start * window.stride[0]
-                views = window.views_of_padded(padded[n, :, first:], (z.shape[3], z.shape[4]))
-                for p, view in enumerate(views):
+                views = window.views_of_padded(padded[n, :, first:], (z.shape[4], z.shape[5]))
+                for p, (view, to_view) in enumerate(zip(views, z.flatten(0, 1), strict=True)):
                     for k in range(kernels):
-                        view.addcmul_(z[p, k], g[k, p])
+                        view.addcmul_(to_view[k], g[k, p])
+            if needs[2]:
+                sums = z.mul_(patches.unsqueeze(2)).sum(3).flatten(0, 1)  # (taps, K, h, w)
+                grad_assign[n, :, :, rows] = sums.transpose(0, 1)
     grad_x = padded[..., top : top + x.shape[2], left : left + x.shape[3]]
     grad_weight = grad_w.view(-1, window.taps, kernels, channels).permute(2, 0, 3, 1).reshape_as(weight)
     a, b, c = (t if need else None for t, need in zip((grad_x, grad_weight, grad_assign), needs, strict=True))
     return a, b, c
 
 
-def _blocks(x: Tensor, assign: Tensor, window: Window) -> Iterator[tuple[int, slice, list[Tensor]]]:
-    """Yield samples, output rows and their patches, one (C, rows, Wout) a tap."""
+def _rows(x: Tensor, assign: Tensor, nbytes: int) -> int:
+    """Tell how many output rows of weighted patches fit into so many bytes, at least one."""
     kernels, taps, height, width = assign.shape[1:]
     row_bytes = x.element_size() * kernels * taps * x.shape[1] * width
-    step = max(1, _PATCH_BYTES // max(row_bytes, 1))
+    return min(max(1, nbytes // max(row_bytes, 1)), height)
+
+
+def _blocks(x: Tensor, assign: Tensor, window: Window, step: int) -> Iterator[tuple[int, slice, Tensor]]:
+    """Yield samples, output rows and what their taps read, a view (kh, kw, C, rows, Wout) of the padded sample."""
+    height, width = assign.shape[-2:]
     for n in range(x.shape[0]):
         padded = F.pad(x[n], window.padding)
+        (sh, sw), (dh, dw) = window.stride, window.dilation
+        channel, row, column = padded.stride()
+        strides = (dh * row, dw * column, channel, sh * row, sw * column)
         for first in range(0, height, step):
             rows = slice(first, min(first + step, height))
-            views = window.views_of_padded(padded[..., first * window.stride[0] :, :], (rows.stop - first, width))
-            yield n, rows, list(views)
+            shape = (*window.kernel_size, x.shape[1], rows.stop - first, width)
+            yield n, rows, padded.as_strided(shape, strides, padded.storage_offset() + first * sh * row)
 
 
-def _weigh(patches: list[Tensor], g: Tensor) -> Tensor:
-    """Weigh patches (C, h, w), one a tap, by g (K, taps, h, w), as a matrix (taps·K·C, h·w)."""
-    weighted = g.new_empty(len(patches), g.shape[0], *patches[0].shape)
-    for p, patch in enumerate(patches):
-        torch.mul(patch, g[:, p, None], out=weighted[p])
-    return weighted.flatten(3).flatten(0, 2)
+def _weigh(patches: Tensor, g: Tensor, room: Tensor) -> Tensor:
+    """Weigh patches (kh, kw, C, h, w) by g (K, taps, h, w), as a matrix (taps·K·C, h·w) that lies in ``room``."""
+    g = torch.unflatten(g, 1, patches.shape[:2]).permute(1, 2, 0, 3, 4)
+    shape = (*g.shape[:3], *patches.shape[2:])
+    weighted = room[: prod(shape)].view(shape)
+    torch.mul(patches.unsqueeze(2), g.unsqueeze(3), out=weighted)
+    return weighted.flatten(4).flatten(0, 3)
 
 
 def _matrix(weight: Tensor, kernels: int) -> Tensor:
