@@ -220,8 +220,10 @@ void backward_weight(const Problem& p, const T* grad, const T* x, const T* assig
                                           p.out_height, p.out_width}, p.kernels, a);
             for (int j = 0; j < columns; ++j) {
               const float *share_of = a + j / c * cells, *from = in + j % c * plane + s.taps[t].offset;
-              for (int v = 0; v < job.vectors(); ++v)
-                store(scaled + j * cells + v * kLanes, load(share_of + v * kLanes) * load(from + job.place(v)));
+              float* to = scaled + j * cells;
+              for (int row = 0; row < job.rows; ++row, from += s.row_step * s.phases * s.pitch)
+                for (int v = 0; v < s.across(); ++v, share_of += kLanes, to += kLanes)
+                  store(to, load(share_of) * load(from + v * kLanes));
             }
             for (int j = 0; j < columns; j += kColumns)
               for (int l = 0; l < o; l += kLines)
@@ -230,17 +232,18 @@ void backward_weight(const Problem& p, const T* grad, const T* x, const T* assig
           }
         }
       }
-  }
-  for (int k = 0; k < p.kernels; ++k)
+#pragma omp for schedule(static)
     for (int group = 0; group < p.groups; ++group)
-      for (int l = 0; l < o; ++l)
-        for (int i = 0; i < c; ++i)
-          for (int t = 0; t < taps; ++t) {
-            float total = 0;
-            for (int share = 0; share < shares; ++share)
-              total += parts.of(share)[((int64_t(group) * taps + t) * o + l) * columns + k * c + i];
-            grad_weight[((int64_t(k) * p.out_channels + group * o + l) * c + i) * taps + t] = total;
-          }
+      for (int k = 0; k < p.kernels; ++k)
+        for (int l = 0; l < o; ++l)
+          for (int i = 0; i < c; ++i)
+            for (int t = 0; t < taps; ++t) {
+              float total = 0;
+              for (int share = 0; share < shares; ++share)
+                total += parts.of(share)[((int64_t(group) * taps + t) * o + l) * columns + k * c + i];
+              grad_weight[((int64_t(k) * p.out_channels + group * o + l) * c + i) * taps + t] = total;
+            }
+  }
 }
 
 template <typename T>
