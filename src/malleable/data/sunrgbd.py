@@ -67,16 +67,17 @@ def prepare_sunrgbd(
                 "own site unpack to"
             )
     entries, train, test = _entries(root / _META), *_split(root / _SPLIT)
-    splits = {"train": [e for e in entries if e.id in train], "test": [e for e in entries if e.id in test - train]}
-    listed = {entry.id for chosen in splits.values() for entry in chosen}
-    if len(listed) < len(entries):
-        left = next(entry.id for entry in entries if entry.id not in listed)
+    official = train | test
+    left = [entry.id for entry in entries if entry.id not in official]
+    if left:
         raise ValueError(
-            f"{root / _SPLIT} names {left} neither to train nor to test; download SUNRGBDtoolbox.zip again"
+            f"{root / _SPLIT} names {left[0]} neither to train nor to test; download SUNRGBDtoolbox.zip again"
         )
+    splits = {"train": [e for e in entries if e.id in train], "test": [e for e in entries if e.id not in train]}
     settings = {"size": None if size is None else list(size), "depth": depth}
-    with open_hdf5(root / _LABELS) as mat, error_in(root / _LABELS):
-        labels = _Labels(mat, len(entries))
+    with open_hdf5(root / _LABELS) as mat:
+        with error_in(root / _LABELS):
+            labels = _Labels(mat, len(entries))
         writer = FolderWriter(out, "sunrgbd", CLASSES, metres_per_count=0.001, settings=settings)
         resize = v2.Identity() if size is None else v2.Resize(size)
 
