@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -124,6 +126,25 @@ def test_onnx_of_a_whole_network(tmp_path: Path, merge: bool) -> None:
     difference = export.write_onnx(net, tmp_path / "m.onnx")
     assert difference is not None
     assert difference < 1e-3
+
+
+@pytest.mark.slow
+def test_the_recipe_for_int8(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    run, model, small = write_run(tmp_path / "run"), tmp_path / "m.onnx", tmp_path / "int8.onnx"
+    assert cli.main(["export", str(run), str(model)]) == 0
+    recipe = Path(__file__).parents[2] / "examples" / "int8.py"
+    subprocess.run([sys.executable, recipe, model, "rooms", small, "--images", "4"], check=True)
+    sample = mb.data.SyntheticScenes(size=(60, 80), length=1)[0]
+    focal = torch.tensor([sample.camera.focal])
+    arrays = {"image": sample.image[None].numpy(), "depth": sample.depth[None].numpy(), "focal": focal.numpy()}
+    exact, rounded = (
+        onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, arrays)[0]
+        for path in (model, small)
+    )
+    assert abs(rounded - exact).max() < 0.1 * abs(exact).max()
+    assert small.stat().st_size < model.stat().st_size / 2
+    assert (exact != rounded).any()
 
 
 def test_without_a_terminal_lines_say_how_long_it_takes(
