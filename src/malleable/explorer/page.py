@@ -118,8 +118,8 @@ def controls_of(layer: Layer) -> list[Any]:
 
 def _slider(name: str, value: float, **changes: Any) -> gr.Slider:
     """Set a slider to ``value``, which may lie beyond what the slider reaches on its own."""
-    low, high = _RANGES[name]
-    return gr.Slider(value=round(value, 4), minimum=min(low, value), maximum=max(high, value), **changes)
+    value, (low, high) = round(value, 4), _RANGES[name]
+    return gr.Slider(value=value, minimum=min(low, value), maximum=max(high, value), **changes)
 
 
 def fault_of(values: Sequence[Any]) -> Fault:
@@ -133,16 +133,8 @@ def opened(scene: Scene, layer: Layer) -> list[Any]:
     focal = scene.clean.camera.focal
     picture, depth = json.dumps(picture_of(scene.clean)), json.dumps(depth_of(scene.shown))
     views = gr.HTML(value=drawn(layer, scene), picture=picture, depth=depth)
-    return [
-        scene,
-        views,
-        gr.Slider(minimum=round(focal / 4, 1), maximum=round(4 * focal, 1), value=round(focal, 1)),
-        1,
-        0,
-        0,
-        0,
-        0,
-    ]
+    low, value, high = (round(factor * focal, 1) for factor in (0.25, 1, 4))
+    return [scene, views, gr.Slider(minimum=low, maximum=high, value=value), *(fault[3] for fault in _FAULTS)]
 
 
 def drawn(layer: Layer, scene: Scene) -> str:

@@ -67,10 +67,10 @@ def view(layer: Layer, sample: Sample, pixel: tuple[int, int]) -> dict[str, Any]
 
 def _pivot(seen: Seen, sample: Sample) -> list[float]:
     """Choose what the cloud turns around: x, y and depth of the pixel, or as deep as what is near it; else nothing."""
-    depths = seen.depth[seen.known] if seen.unit is not None else seen.depth[seen.depth > 0]
-    depth = float(seen.depth[len(seen.depth) // 2]) if seen.unit is not None else 0.0
-    if not depth:
-        known = depths if len(depths) else sample.depth[sample.depth > 0].numpy()
+    depth = float(seen.depth[len(seen.depth) // 2])
+    if seen.unit is None:
+        near = seen.depth[seen.depth > 0]
+        known = near if len(near) else sample.depth[sample.depth > 0].numpy()
         depth = float(np.median(known)) if len(known) else 0.0
     return [*map(float, seen.pixel), depth] if depth else []
 
