@@ -1,8 +1,8 @@
 """Quantise an exported network to 8 bits for processors: ``python examples/int8.py model.onnx rooms int8.onnx``.
 
 The second argument is the data whose images tell how large activations get: a folder with dataset.json, or "rooms" or
-"streets" for synthetic scenes. Convolutions run in int8, weights with one scale a channel; all else, and with it depth,
-stays in float32.
+"streets" for synthetic scenes. Convolutions run in int8, weights with one scale a channel; all else stays
+in float32, depth differences too.
 """
 
 from __future__ import annotations
