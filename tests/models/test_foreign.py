@@ -111,6 +111,25 @@ def test_other_answers_are_named(wrap: Any, words: str) -> None:
         answering(wrap)(scene(height=32, width=48)[0])
 
 
+class Detector(nn.Module):
+    def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
+        assert not self.training, "targets should not be none"
+        return [{"boxes": image[0]} for image in images]
+
+
+def test_a_detector_is_named_before_it_trains() -> None:
+    net = Foreign(Converted(Detector()), 1, {"network": "x:y", "num_classes": 3}).train()
+    with pytest.raises(ValueError, match="x:y returns a list, not logits"):
+        net.require_logits(32, 48)
+
+
+def test_a_network_that_gives_logits_is_left_as_it_was() -> None:
+    net = answering(lambda x: x).train()
+    net.require_logits(32, 48)
+    assert net.training
+    assert net.converted.model.training
+
+
 def test_a_factory_of_one_s_own_is_imported_only_with_trust(factory: str) -> None:
     with pytest.raises(Unavailable, match=r"'own_network:build', and building it runs code .* --trust"):
         foreign(factory, 3)

@@ -11,6 +11,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -54,6 +55,14 @@ class Foreign(nn.Module):
     def places(self) -> tuple[str, ...]:
         """Name the placed layers, as in the network before conversion."""
         return tuple(placed.name for placed in self.converted.placed)
+
+    @torch.no_grad()
+    def require_logits(self, height: int, width: int) -> None:
+        """Raise if it answers a blank image of this size with anything else; detectors do so in eval mode only."""
+        training = self.training
+        blank = torch.zeros(1, 3, height, width)
+        self.eval()(blank, depth=blank[:, :1], focal=1.0)
+        self.train(training)
 
     def forward(self, rgb: Tensor, depth: Tensor | None = None, focal: float | Tensor | None = None) -> Tensor:
         """Return logits (N, num_classes, H, W) for ``rgb`` (N, 3, H, W); ``depth``, ``focal`` as ``convert`` says."""

@@ -44,6 +44,8 @@ class State:
         self.fabric, self.config, self.dataset, self.step = fabric, config, dataset, 0
         seed_step(recipe.seed, 0, 0)  # the same weights in all processes
         net = build_network(config.model, len(dataset.classes), pretrained=pretrained, trust=True)  # one's own config
+        if isinstance(net, Foreign):
+            net.require_logits(*config.data.crop)
         if isinstance(net, DeepLabV3Plus) and net.auxiliary is not None and not recipe.auxiliary:
             net.auxiliary.requires_grad_(False)  # it gets no gradient, which DDP would wait for
         self.net = suit_norms(net, fabric, recipe)
