@@ -14,7 +14,7 @@ from malleable.runs.settings import read_settings
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FIGURES = re.compile(r"mIoU (\d+\.\d+), pixel accuracy (\d+\.\d+)")
-STATED = [path for kind in ("nyudv2", "cityscapes") for path in sorted((CONFIGS / kind).glob("r*.yaml"))]
+STATED = [path for kind in ("nyudv2", "cityscapes") for path in sorted((CONFIGS / kind).glob("r[0-9]*.yaml"))]
 
 
 def config_of(path: Path) -> Config:
