@@ -130,6 +130,7 @@ def fallen_back(backward: bool) -> tuple[list[str], list[str], float]:
 
     Returns the kernels tried, the warnings given, and the largest error.
     """
+    from malleable.ops.depth_conv2d import _engines as chosen_engines
     from malleable.ops.engines.triton import tuning as triton_tuning
 
     tried: list[str] = []
@@ -153,6 +154,7 @@ def fallen_back(backward: bool) -> tuple[list[str], list[str], float]:
     finally:
         triton_tuning.launch = usual
         triton_engine._failed.clear()
+        chosen_engines.clear()
         logging.getLogger("malleable").removeHandler(handler)
     exact = [t.detach().double() for t in (x, weight, assign)]
     call = (*exact, case.window, 6)

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
 from malleable.ops.direct import is_batched, is_direct, is_recorded, is_transformed
-from malleable.ops.engines import Engine, check_engine, choose, instead, plain, wish
+from malleable.ops.engines import ENGINES, Engine, check_engine, choose, instead, plain, wish
 from malleable.ops.engines.plain import output_format
 from malleable.ops.engines.triton import LaunchError
 from malleable.ops.window import Pair, Window, pair
@@ -288,7 +288,7 @@ def _engine_for(
         run = choose(engine, x, weight, assign, window, groups)
         if len(_engines) >= _MOST_CALLS:
             _engines.clear()
-        if x.is_cpu:
+        if x.is_cpu and run is not ENGINES["triton"]:  # which gives up calls whose kernels cannot be started
             _engines[call] = run
     return run
 
