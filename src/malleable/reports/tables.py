@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from textwrap import fill
 
@@ -19,10 +20,13 @@ def print_cells(cells: Sequence[Sequence[str]], title: str, caption: str | None 
     heading, *lines = cells
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for place, cell in enumerate(heading):  # numbers stay on one line, names may be long
-        table.add_column(fill(cell, 12), justify="right" if place else "left", no_wrap=place > 0, vertical="bottom")
+        table.add_column(
+            fill(cell, 12), justify="right" if place else "left", no_wrap=place > 0, vertical="bottom", overflow="fold"
+        )
     for line in lines:
         table.add_row(*line)
-    Console(markup=False, emoji=False).print(table)
+    width = None if sys.stdout.isatty() else 120
+    Console(markup=False, emoji=False, width=width).print(table)
 
 
 def print_table(comparison: Comparison) -> None:
