@@ -13,6 +13,7 @@ from typing_extensions import Self
 from malleable.assign import Invalid, depth_aware_assign, handle_invalid, hard_assign, malleable_assign
 from malleable.geometry import Geometry
 from malleable.ops.depth_conv2d import check_features, convolve
+from malleable.ops.direct import is_exporting
 from malleable.ops.scaled_assign import assign_of_parameters, scaled_assign
 from malleable.ops.window import Pair, Window, same_padding
 
@@ -154,7 +155,7 @@ class DepthConv2d(nn.Module):
         if self.padded_at is not None:
             top, left = window.padding[2] - self.window.padding[2], window.padding[0] - self.window.padding[0]
             x = x[..., top : top + height, left : left + width]
-        center = self.at_equal_depth() if self.invalid == "same" and torch.compiler.is_exporting() else None
+        center = self.at_equal_depth() if self.invalid == "same" and is_exporting() else None
         return convolve(x, self.weight, assign, self.bias, window, self.groups, center=center)
 
     def extra_repr(self) -> str:

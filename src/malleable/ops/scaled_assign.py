@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from malleable.assign import malleable_assign, malleable_logits
 from malleable.ops.depth_conv2d import check_shape
-from malleable.ops.direct import is_batched, is_direct, is_recorded, is_transformed, pointer
+from malleable.ops.direct import is_batched, is_direct, is_exporting, is_recorded, is_transformed, pointer
 from malleable.ops.engines import wish
 from malleable.ops.engines.native.build import library
 
@@ -32,7 +32,7 @@ def scaled_assign(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor
         if is_recorded(d, centers, temperature, scale):
             return cast(Tensor, _Recorded.apply(d, centers, temperature, scale))
         return _forward(d, centers, temperature, scale)
-    if torch.compiler.is_exporting():
+    if is_exporting():
         return _assign_in_graph(d, centers, temperature, scale)
     fast = d.device.type == "cpu" and d.dtype == torch.float32 and len(scale) <= _MOST_KERNELS
     counted = isinstance(d, FakeTensor)  # only shapes are asked for: no reason to build anything
