@@ -237,10 +237,11 @@ def test_the_rule_counts_not_the_name() -> None:
     assert relative_error(run(converted(conv), FLAT), conv(RGB)) < 1e-5
 
 
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("kind", [OtherDeviation, OtherEps, OnlyInTraining, OfTheInput, LowRank, Doubled])
-def test_other_ways_to_compute_weights_are_refused(kind: type[nn.Conv2d]) -> None:
+def test_other_ways_to_compute_weights_are_refused(kind: type[nn.Conv2d], training: bool) -> None:
     with pytest.raises(TypeError, match=rf"cannot convert 0: .*{kind.__name__}"):
-        converted(kind(6, 8, 3))
+        converted(kind(6, 8, 3).train(training))
 
 
 @pytest.mark.parametrize("wrap", [parametrizations.weight_norm, parametrizations.spectral_norm])

@@ -6,6 +6,7 @@ timm's ``Conv2dSame``, ``StdConv2d`` and ``ScaledStdConv2dSame`` are such. They 
 from __future__ import annotations
 
 import copy
+from itertools import product
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -59,8 +60,8 @@ class Standardise(nn.Module):
 def plain_inside(conv2d: nn.Conv2d) -> Inside | None:
     """Find the plain convolution in a subclass that pads its input with zeros, or standardises its weights, or both.
 
-    The subclass is tried on maps of several sizes. None if it does anything else, or pads by a rule that is neither
-    constant nor TensorFlow's ``"same"``.
+    The subclass is tried on maps of several sizes, in training and in eval mode. None if it does anything else, or pads
+    by a rule that is neither constant nor TensorFlow's ``"same"``.
     """
     kernel_size, stride, dilation = (
         pair(name, getattr(conv2d, name), minimum=1) for name in ("kernel_size", "stride", "dilation")
@@ -69,12 +70,11 @@ def plain_inside(conv2d: nn.Conv2d) -> Inside | None:
     twin = copy.deepcopy(conv2d, {id(p): p for p in conv2d.parameters()})
     seen: dict[int, Pads] = {}
     standardise = None
-    for size in range(smallest, smallest + max(stride) + 1):
-        ran = _run(twin, conv2d.weight.new_zeros(1, conv2d.in_channels, size, size))
-        if ran is None:
+    for size, training in product(range(smallest, smallest + max(stride) + 1), (True, False)):
+        ran = _run(twin.train(training), conv2d.weight.new_zeros(1, conv2d.in_channels, size, size))
+        if ran is None or seen.setdefault(size, ran[0]) != ran[0]:
             return None
-        seen[size], weight = ran
-        if weight is not conv2d.weight:
+        if ran[1] is not conv2d.weight:
             standardise = standardise or _standardise(conv2d, smallest)
             if standardise is None:
                 return None
