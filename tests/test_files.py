@@ -3,13 +3,14 @@
 import errno
 import os
 import subprocess
+import sys
 from pathlib import Path
 from socket import gethostname
 
 import pytest
 
 from helpers.runs import start
-from malleable.files import HOLDER, held, locked, remove_partial, whole_path, write_whole
+from malleable.files import HOLDER, cache_folder, held, locked, remove_partial, whole_path, write_whole
 
 
 def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
@@ -139,3 +140,15 @@ def test_a_folder_made_for_nothing_goes_with_the_parents_that_were_made(tmp_path
     with held(tmp_path / "a" / "b"):
         (tmp_path / "a" / "kept").touch()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["kept"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other folders")
+def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/scratch")
+    monkeypatch.setenv("MALLEABLE_CACHE", "/chosen")
+    assert cache_folder() == Path("/chosen")
+    monkeypatch.delenv("MALLEABLE_CACHE")
+    assert cache_folder() == Path("/scratch/malleable")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path("/home/me/.cache/malleable")

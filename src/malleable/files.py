@@ -15,12 +15,20 @@ from typing import IO, Any
 from uuid import uuid4
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+from platformdirs import user_cache_path
 
 LOCK = ".lock"
 HOLDER = ".holder"
 _PATIENCE = 1.0  # seconds: who has just taken the lock has said so by then
 _LONGEST = 255  # bytes of a name, on all common file systems
 _PARTIAL = re.compile(r".+\.[0-9a-f]{32}\.part(\.[^.]+)?")
+
+
+def cache_folder() -> Path:
+    """Return where what can be made again is kept: $MALLEABLE_CACHE, else malleable/ in the user's cache folder."""
+    chosen = os.environ.get("MALLEABLE_CACHE")
+    # Without a home folder older platformdirs leave a ~ in the path, which expanduser refuses.
+    return Path(chosen) if chosen else user_cache_path("malleable", appauthor=False).expanduser()
 
 
 def check_free(path: Path, overwrite: bool) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from malleable.data.cityscapes import SPLITS, Cityscapes
 from malleable.data.folder import FolderDataset, split_names
 from malleable.data.sample import SampleDataset
 from malleable.data.synthetic import SyntheticScenes, World
 
-_SYNTHETIC = {"train": (0, 1000), "val": (1, 200), "test": (2, 200)}
+_SYNTHETIC = {"train": (0, 1000), "val": (1, 200), "test": (2, 200), "other-camera": (3, 200)}
 """Each split of a synthetic world has this seed and length."""
+
+_OTHER_CAMERA: dict[str, Any] = {"size": (96, 128), "sensor": "stereo", "zoom": 0.75}
+"""What the last split is seen by: coarser, wider, and two small cameras 5.5 cm apart in rooms."""
 
 
 def open_dataset(source: str | Path, split: str, *, strict: bool = True) -> SampleDataset:
@@ -24,7 +27,8 @@ def open_dataset(source: str | Path, split: str, *, strict: bool = True) -> Samp
         if split not in _SYNTHETIC:
             raise ValueError(f"split must be one of {', '.join(_SYNTHETIC)}, got {split!r}")
         seed, length = _SYNTHETIC[split]
-        return SyntheticScenes(source, seed=seed, length=length, keep=True)  # type: ignore[arg-type]
+        camera = _OTHER_CAMERA if split == "other-camera" else {}
+        return SyntheticScenes(source, seed=seed, length=length, keep=True, **camera)  # type: ignore[arg-type]
     return Cityscapes(root, split) if _is_cityscapes(root) else FolderDataset(root, split, strict=strict)
 
 

@@ -20,6 +20,7 @@ from malleable.ops.direct import is_batched, is_direct, is_exporting, is_recorde
 from malleable.ops.engines import ENGINES, Engine, check_engine, choose, instead, plain, wish
 from malleable.ops.engines.plain import output_format
 from malleable.ops.engines.triton import LaunchError
+from malleable.ops.whole import is_whole, whole_conv2d
 from malleable.ops.window import Pair, Window, pair
 
 
@@ -75,6 +76,8 @@ def convolve(
         assign = assign.to(x.dtype)
     if is_exporting():
         _check_alike(x, weight=weight, assign=assign, bias=bias)
+        if is_whole(x):
+            return cast(Tensor, whole_conv2d(x, weight, assign, bias, center, *_settings(window, groups, engine)[:-1]))
         return _equation(x, weight, assign, bias, window, groups, center)
     if not torch.compiler.is_compiling() and (x.is_meta or isinstance(x, FakeTensor)):  # no kernel will see these
         check_engine(engine)

@@ -19,6 +19,7 @@ from malleable.ops.depth_conv2d import check_shape
 from malleable.ops.direct import is_batched, is_direct, is_exporting, is_recorded, is_transformed, pointer
 from malleable.ops.engines import wish
 from malleable.ops.engines.native.build import library
+from malleable.ops.whole import is_whole
 
 _MOST_KERNELS = 30  # as in csrc/assign.cpp
 
@@ -33,7 +34,8 @@ def scaled_assign(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor
             return cast(Tensor, _Recorded.apply(d, centers, temperature, scale))
         return _forward(d, centers, temperature, scale)
     if is_exporting():
-        return _assign_in_graph(d, centers, temperature, scale)
+        in_graph = _operator if is_whole(d) else _assign_in_graph
+        return cast(Tensor, in_graph(d, centers, temperature, scale))
     fast = d.device.type == "cpu" and d.dtype == torch.float32 and len(scale) <= _MOST_KERNELS
     counted = isinstance(d, FakeTensor)  # only shapes are asked for: no reason to build anything
     if fast and not counted and not is_transformed() and _is_usable():

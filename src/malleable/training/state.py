@@ -62,7 +62,7 @@ class State:
         self.optimizer: torch.optim.Optimizer = (
             torch.optim.SGD(groups, momentum=recipe.momentum)
             if recipe.optimizer == "sgd"
-            else torch.optim.AdamW(groups)
+            else torch.optim.AdamW(groups, fused=recipe.precision != "16-mixed")  # whose scaler needs to clip before
         )
         self._initial_lr = [group["lr"] for group in groups]
         compiled: Any = torch.compile(self.net) if recipe.compile else self.net

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -107,17 +109,79 @@ def test_colour_alone_does_not_give_the_class_and_place_in_space_says_more():
     assert place > 1.5 * colour
 
 
-def test_what_was_kept_is_what_was_rendered(monkeypatch):
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("MALLEABLE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_what_was_kept_is_what_was_rendered(cache, writable, monkeypatch):
+    if not writable:
+        cache.write_text("a file where the folder should be")
     plain, kept = (SyntheticScenes("rooms", size=(24, 32), length=2, keep=keep) for keep in (False, True))
-    first = kept[1]
-    first.image.zero_()  # what a caller does with a sample stays with the caller
+    expected = plain[1]
+    kept[1].image.zero_()  # what a caller does with a sample stays with the caller
     monkeypatch.setattr(SyntheticScenes, "_render", None)
-    again = kept[-1]
-    monkeypatch.undo()
-    for part in ("image", "depth", "label"):
-        assert torch.equal(getattr(again, part), getattr(plain[1], part))
-    assert again.camera == plain[1].camera
-    assert again.label.dtype == torch.int64
+    assert same(kept[-1], expected)
+
+
+def test_what_one_process_rendered_another_reads(cache, monkeypatch):
+    first = SyntheticScenes("streets", size=(24, 32), length=2, keep=True)
+    expected = first[1]
+    monkeypatch.setattr(SyntheticScenes, "_render", None)
+    assert same(SyntheticScenes("streets", size=(24, 32), length=2, keep=True)[1], expected)
+    assert same(pickle.loads(pickle.dumps(first))[1], expected)
+    with pytest.raises(TypeError):  # nobody rendered this one
+        first[0]
+
+
+def test_a_damaged_record_is_rendered_again(cache):
+    expected = SyntheticScenes("rooms", size=(24, 32), length=2, keep=True)[0]
+    (file,) = cache.iterdir()
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.write_bytes(content)
+    assert same(SyntheticScenes("rooms", size=(24, 32), length=2, keep=True)[0], expected)
+
+
+def test_files_of_another_renderer_are_replaced(cache):
+    data = SyntheticScenes("rooms", size=(24, 32), length=2, keep=True)
+    data[0]
+    (file,) = cache.iterdir()
+    old = file.with_name(file.name.replace(file.stem.rsplit("-")[-1], "0123456789ab"))
+    old.write_bytes(b"old")
+    other = SyntheticScenes("streets", size=(24, 32), length=2, keep=True)
+    other[0]
+    assert old.exists()
+    SyntheticScenes("rooms", size=(24, 32), length=2, keep=True)[0]
+    assert not old.exists()
+    assert file.exists()
+
+
+@pytest.mark.parametrize("world", ["rooms", "streets"])
+def test_sensors_see_the_same_scene(world):
+    def seen(sensor):
+        return SyntheticScenes(world, size=(60, 80), length=1, sensor=sensor)[0]
+
+    perfect, own = seen("perfect"), seen(None)
+    sky = perfect.label == 9 if world == "streets" else torch.zeros_like(perfect.label, dtype=torch.bool)
+    assert torch.equal(perfect.depth[0] == 0, sky)
+    assert same(own, seen("kinect" if world == "rooms" else "stereo"))
+    for measured in (seen("kinect"), seen("stereo")):
+        assert torch.equal(measured.label, perfect.label)
+        assert measured.camera == perfect.camera
+        known = (measured.depth > 0) & (perfect.depth > 0) & (perfect.depth < 10)
+        error = (measured.depth / perfect.depth - 1)[known].abs()
+        assert 0 < error.median() < 0.03
+
+
+def test_zoom_is_a_longer_focal_length_in_the_same_place():
+    near, far = (SyntheticScenes("rooms", size=(64, 96), length=1, zoom=zoom, sensor="perfect")[0] for zoom in (2, 1))
+    assert near.camera.fx == 2 * far.camera.fx
+    inner = far.depth[0, 16:48, 24:72]  # the middle half of the wide view is all of the narrow one
+    outer = near.depth[0].unfold(0, 2, 2).unfold(1, 2, 2).mean((-1, -2))
+    assert ((inner / outer - 1).abs() < 0.02).float().mean() > 0.9
 
 
 def test_bad_arguments_are_named():
@@ -127,14 +191,20 @@ def test_bad_arguments_are_named():
         SyntheticScenes(size=(4, 100))
     with pytest.raises(ValueError, match="seed"):
         SyntheticScenes(seed=-1)
+    with pytest.raises(ValueError, match="kinect, stereo, perfect, or None, got 'lidar'"):
+        SyntheticScenes(sensor="lidar")
+    with pytest.raises(ValueError, match="zoom"):
+        SyntheticScenes(zoom=0)
 
 
 def test_worlds_open_by_name_with_disjoint_splits():
-    assert splits_of("rooms") == ["train", "val", "test"]
+    assert splits_of("rooms") == ["train", "val", "test", "other-camera"]
     train, val = open_dataset("rooms", "train"), open_dataset("rooms", "val")
     assert not set(train.ids) & set(val.ids)
-    with pytest.raises(ValueError, match="train, val, test"):
+    with pytest.raises(ValueError, match="train, val, test, other-camera"):
         open_dataset("streets", "dev")
+    other = open_dataset("rooms", "other-camera")
+    assert (other.sensor, other.zoom, other.size, len(other)) == ("stereo", 0.75, (96, 128), 200)
 
 
 def test_a_folder_opens_by_its_path(folder):

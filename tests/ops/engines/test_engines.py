@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -224,17 +223,6 @@ class TestBuild:
         assert engines.choose("auto", x, weight, assign, Window.of(1), 1) is engines.ENGINES["blocks"]
         warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
         assert len(warnings) == 1
-
-    @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other folders")
-    def test_the_cache_folder(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("HOME", "/home/me")
-        monkeypatch.setenv("XDG_CACHE_HOME", "/scratch")
-        monkeypatch.setenv("MALLEABLE_CACHE", "/chosen")
-        assert build.cache_folder() == Path("/chosen")
-        monkeypatch.delenv("MALLEABLE_CACHE")
-        assert build.cache_folder() == Path("/scratch/malleable")
-        monkeypatch.delenv("XDG_CACHE_HOME")
-        assert build.cache_folder() == Path("/home/me/.cache/malleable")
 
     def test_no_home(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("MALLEABLE_CACHE")

@@ -14,12 +14,12 @@ WALL, FLOOR, CEILING, TABLE, CHAIR, SOFA, BED, CABINET, PICTURE, LAMP, OBJECT = 
 FOCAL = 519 / 640
 
 
-def layout(random: Random, size: tuple[int, int]) -> Scene:
+def layout(random: Random, size: tuple[int, int], zoom: float = 1.0) -> Scene:
     """Lay out a random room with furniture, a camera and a lamp."""
     width, length, height = random.uniform(3.2, 6.5), random.uniform(4.0, 7.5), random.uniform(2.3, 3.0)
     view = View(
         size,
-        focal=FOCAL * size[1] * random.uniform(0.93, 1.07),
+        focal=zoom * FOCAL * size[1] * random.uniform(0.93, 1.07),
         position=(random.uniform(-0.25, 0.25) * width, random.uniform(1.0, 1.7), random.uniform(0.3, 1.0)),
         yaw=random.uniform(-0.6, 0.6),
         pitch=random.uniform(0.0, 0.4),

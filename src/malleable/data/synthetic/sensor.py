@@ -9,6 +9,7 @@ from malleable.data.image_files import Array
 
 def kinect(depth: Array, focal: float, random: np.random.Generator) -> Array:
     """Measure by structured light, from 0.4 to 10 m: noise grows with z², shadows and depth edges leave holes."""
+    depth = np.minimum(depth, np.float32(1e3))  # the sky is at infinity
     noise = 0.0012 + 0.0019 * np.square(np.minimum(depth, 10) - 0.4)  # metres, one standard deviation
     measured = depth + noise * random.standard_normal(depth.shape, np.float32)
     edge = _beside_edge(depth, 0.05) & (random.random(depth.shape, np.float32) < 0.4)
@@ -16,16 +17,16 @@ def kinect(depth: Array, focal: float, random: np.random.Generator) -> Array:
     return np.where(edge | hidden | (depth < 0.4) | (depth > 10), 0, measured).astype(np.float32)
 
 
-def stereo(depth: Array, focal: float, width: int, random: np.random.Generator) -> Array:
-    """Match two images 0.21 m apart: noise is constant in disparity; what one camera misses, or is far, is invalid.
+def stereo(depth: Array, focal: float, width: int, random: np.random.Generator, baseline: float = 0.21) -> Array:
+    """Match two images ``baseline`` metres apart: noise is even in disparity, what is far or seen by one is invalid.
 
     Accuracy is that of an image 2048 pixels wide, half a pixel, whatever ``width`` is rendered here.
     """
     pixel = width / 2048
-    disparity = 0.21 * focal / depth
+    disparity = baseline * focal / depth
     measured = disparity + 0.5 * pixel * random.standard_normal(depth.shape, np.float32)
     known = (measured > 2.5 * pixel) & ~_hidden(disparity)
-    return np.where(known, 0.21 * focal / np.where(known, measured, 1), 0).astype(np.float32)
+    return np.where(known, baseline * focal / np.where(known, measured, 1), 0).astype(np.float32)
 
 
 def _hidden(disparity: Array) -> Array:

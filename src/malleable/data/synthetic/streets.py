@@ -17,12 +17,12 @@ FARTHEST = 150.0
 KERB = 0.15
 
 
-def layout(random: Random, size: tuple[int, int]) -> Scene:
+def layout(random: Random, size: tuple[int, int], zoom: float = 1.0) -> Scene:
     """Lay out a random street along the z axis."""
     road, walk = random.uniform(6.0, 11.0), random.uniform(1.8, 4.5)
     view = View(
         size,
-        focal=FOCAL * size[1] * random.uniform(0.8, 1.05),
+        focal=zoom * FOCAL * size[1] * random.uniform(0.8, 1.05),
         position=(random.uniform(-0.3, 0.3) * road, random.uniform(1.2, 1.8), 0.0),
         yaw=random.uniform(-0.2, 0.2),
         pitch=random.uniform(-0.04, 0.08),

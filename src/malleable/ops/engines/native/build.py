@@ -15,20 +15,13 @@ import tempfile
 from pathlib import Path
 
 import torch
-from platformdirs import user_cache_path
 
+from malleable.files import cache_folder
 from malleable.ops.engines.native.compile import FLAGS, SOURCES, TARGETS, compile_native
 
 logger = logging.getLogger("malleable")
 
 PREBUILT = Path(__file__).parent / "prebuilt"
-
-
-def cache_folder() -> Path:
-    """Return where built libraries are kept: $MALLEABLE_CACHE, else malleable/ in the user's cache folder."""
-    chosen = os.environ.get("MALLEABLE_CACHE")
-    # Without a home folder older platformdirs leave a ~ in the path, which expanduser refuses.
-    return Path(chosen) if chosen else user_cache_path("malleable", appauthor=False).expanduser()
 
 
 @functools.lru_cache(maxsize=1)
