@@ -7,6 +7,7 @@ Where there is no C++ library, autograd differentiates the equations: no graph c
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from math import prod
 from typing import Any, cast
 
@@ -81,19 +82,11 @@ def assign_of_parameters(
         return None
     if is_recorded(*tensors):
         return cast(Tensor, _RecordedOfParameters.apply(*tensors, bend, coldest))
-    return _forward_of_parameters(*tensors, bend, coldest)
+    return _forward_of_parameters(tensors, bend, coldest)
 
 
-def _forward_of_parameters(
-    d: Tensor,
-    centers: Tensor,
-    raw_temperature: Tensor,
-    rebalance: Tensor,
-    gain: Tensor,
-    bend: float,
-    coldest: float,
-) -> Tensor:
-    d, centers, rebalance = d.contiguous(), centers.contiguous(), rebalance.contiguous()
+def _forward_of_parameters(tensors: Sequence[Tensor], bend: float, coldest: float) -> Tensor:
+    d, centers, raw_temperature, rebalance, gain = (t.contiguous() for t in tensors)
     kernels = rebalance.shape[0]
     out = _new_output(d, kernels)
     _call("malleable_assign_of", d, kernels, centers, raw_temperature, bend, coldest, rebalance, gain, out)
@@ -216,7 +209,7 @@ class _RecordedOfParameters(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         ctx.save_for_backward(*arguments[:5])
         ctx.bounds = arguments[5:]
-        return _forward_of_parameters(*arguments)
+        return _forward_of_parameters(arguments[:5], *ctx.bounds)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
