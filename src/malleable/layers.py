@@ -14,14 +14,14 @@ from malleable.assign import Invalid, depth_aware_assign, handle_invalid, hard_a
 from malleable.geometry import Geometry
 from malleable.ops.depth_conv2d import check_features, convolve
 from malleable.ops.direct import is_exporting
-from malleable.ops.scaled_assign import assign_of_parameters, scaled_assign
+from malleable.ops.scaled_assign import assign_of_parameters, scaled_assign, temperature_of
 from malleable.ops.window import Pair, Window, same_padding
 
 LEARNABLE = ("centers", "temperature", "rebalance")
 
 # Below this temperature the parameter is bent (see MalleableConv2d.temperature).
 _BEND = 0.5
-_COLDEST = 1e-12
+_COLDEST = 1e-12  # d² / t must stay finite
 
 
 class DepthConv2d(nn.Module):
@@ -284,9 +284,7 @@ class MalleableConv2d(DepthConv2d):
         The parameter is t itself down to 0.5 and then approaches 0 along a hyperbola, so that no step of an optimiser
         makes t zero or negative or takes its gradient away.
         """
-        raw = _at_least_float32(self.raw_temperature)
-        t = torch.where(raw < _BEND, _BEND**2 / (2 * _BEND - raw.clamp(max=_BEND)), raw)
-        return t + (_COLDEST - t).clamp(min=0).detach()  # d² / t must stay finite
+        return temperature_of(_at_least_float32(self.raw_temperature), _BEND, _COLDEST)
 
     @temperature.setter
     def temperature(self, t: float) -> None:
