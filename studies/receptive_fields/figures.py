@@ -85,7 +85,8 @@ def middle(values: Sequence[float]) -> str:
 def errors(runs: Sequence[Run], key: str = "error") -> str:
     """Test errors in thousandths of the answers' variance: the median, and all between which the seeds lie."""
     values = [1000 * run[key] for run in runs]
-    return f"{median(values):.3g} ({min(values):.3g} … {max(values):.3g})"
+    mid, low, high = (f"{v:.3g}" if v >= 0.001 else "< 0.001" for v in (median(values), min(values), max(values)))
+    return f"{mid} ({low} … {high})"
 
 
 ARRIVAL = ["kernels arrive", "borders arrive", "temperature arrives", "worst kernel, cells", "worst border, cells"]
@@ -112,11 +113,11 @@ def tables(found: Runs) -> list[str]:
             if runs := found.get(replace(base, **start)):
                 scale = middle([scale_error(run) for run in runs]) if base is KNOWN else "–"
                 starts.append([base.weights, name, *arrival(runs), scale])
-    rates = [["weights", "optimizer", "receptive_field_lr", *ARRIVAL, "lowest temperature / teacher's", "left order"]]
+    rates = [["weights", "optimizer", "receptive_field_lr", *ARRIVAL, "coldest / teacher's", "left order"]]
     for base in (*BOTH, replace(LEARNED, optimizer="sgd")):
         for multiple in MULTIPLES:
             if runs := found.get(replace(base, multiple=multiple)):
-                cold, crossed = middle([coldest(run) for run in runs]), count([left_order(run) for run in runs])
+                cold, crossed = f"{min(map(coldest, runs)):.2f}", count([left_order(run) for run in runs])
                 rates.append([base.weights, base.optimizer, f"{multiple:g}", *arrival(runs), cold, crossed])
     depths = [["weights", "the student's depth", "invalid", *ARRIVAL, "teacher's own error × 1000"]]
     for base in BOTH:
@@ -211,6 +212,7 @@ def dots(panel: Any, places: Sequence[float], groups: Sequence[Sequence[float]],
 def logarithmic(panel: Any) -> None:
     panel.set_yscale("log")
     panel.yaxis.set_major_formatter("{x:g}")
+    panel.yaxis.set_minor_formatter("")
 
 
 @styled
@@ -263,7 +265,7 @@ def draw_numbers(found: Runs) -> Figure:
 @styled
 def draw_orders(found: Runs) -> Figure:
     """Question 5: free centers beside centers that are kept in order. A cross left the order on its way."""
-    figure, panels = new_figure(10.0, 5.2, 2, 2, sharex=True, sharey="row")
+    figure, panels = new_figure(10.0, 5.2, 2, 2, sharex=True)
     for column, base in zip(panels.T, BOTH, strict=True):
         for panel, (title, measure) in zip(
             column, {"test error": lambda run: run["error"], "worst kernel (cells)": kernel_error}.items(), strict=True
