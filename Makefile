@@ -69,3 +69,4 @@ wheel: setup
 notebooks: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
 	$(BIN)/jupytext --to ipynb examples/notebooks/*.py
+	$(BIN)/jupytext --output examples/notebooks/teacher_and_student.ipynb examples/teacher_and_student.py

@@ -13,8 +13,8 @@ import pytest
 from matplotlib import pyplot
 
 FOLDER = Path(__file__).parents[1] / "examples" / "notebooks"
-NOTEBOOKS = sorted(FOLDER.glob("*.py"))
-LONG = {"learn_a_receptive_field", "your_own_folder"}
+NOTEBOOKS = [*sorted(FOLDER.glob("*.py")), FOLDER.parent / "teacher_and_student.py"]
+LONG = {"your_own_folder"}
 
 
 @pytest.mark.parametrize(
@@ -32,5 +32,5 @@ def test_it_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_notebook_is_that_of_the_script(path: Path) -> None:
     cells = re.split(r"^# %%(.*)\n", path.read_text(), flags=re.MULTILINE)[1:]
     code = [body.strip() for kind, body in zip(cells[::2], cells[1::2], strict=True) if not kind]
-    notebook = json.loads(path.with_suffix(".ipynb").read_text())
+    notebook = json.loads((FOLDER / f"{path.stem}.ipynb").read_text())
     assert ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"] == code
