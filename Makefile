@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 
 .PHONY: help setup test test-without-compiler lint demo bench wheel docs notebooks
 help:
-	@echo "make demo   train four networks on synthetic rooms and compare them: ten minutes, or MINUTES=3"
+	@echo "make demo   train six networks on synthetic rooms and compare them: ten minutes, or MINUTES=3"
 	@echo "make test   set up .venv if needed and run the tests, then some again without a compiler"
 	@echo "make lint   ruff, mypy and the direction of imports"
 	@echo "make bench  what the layers cost on this machine, as a table and bench.json"
@@ -41,11 +41,11 @@ lint: setup
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*.yml
 
-# As many steps as fit into the minutes on two cores. Stopped, the same command goes on.
+# As many steps as fit into the minutes on two cores, two networks at a time. Stopped, the same command goes on.
 MINUTES ?= 10
 demo: setup
-	$(BIN)/malleable study studies/demo/study.yaml --steps $$($(BIN)/python -c "print(max(1, round(28 * $(MINUTES))))") \
-		--out runs/demo/$(MINUTES)min --report runs/demo/report.html
+	$(BIN)/malleable study studies/demo/study.yaml --steps $$($(BIN)/python -c "print(max(10, round(60 * $(MINUTES))))") \
+		--jobs 2 --out runs/demo/$(MINUTES)min --report runs/demo/report.html
 
 bench: setup
 	$(BIN)/malleable bench --out bench.json --overwrite

@@ -1,13 +1,14 @@
 """Measure one image's way through a network without a GPU: ``python benchmarks/latency.py models``.
 
 DeepLabv3+ on two backbones, RGB beside malleable K = 1 and K = 3, in PyTorch, in ONNX Runtime, and in ONNX Runtime with
-convolutions in int8. The folder keeps the exported networks (random weights), so that a second call measures at once.
-The median and the 95th percentile of all runs count, networks take turns.
+convolutions in int8, at each size with each number of threads. The folder keeps the exported networks (random weights),
+so that a second call measures at once. The median and the 95th percentile of all runs count, networks take turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -56,9 +57,12 @@ def runner(form: Path | torch.nn.Module, size: tuple[int, int], threads: int) ->
     return partial(form, *tensors, torch.tensor([sample.camera.focal]))
 
 
-def measure(runs: dict[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:
+Cell = tuple[str, str]  # row, form
+
+
+def measure(runs: dict[Cell, Callable[[], object]], seconds: float) -> dict[Cell, list[float]]:
     """Time the runs by turns for ``seconds`` each, in ms."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    times: dict[Cell, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()
     end = time.perf_counter() + seconds * len(runs)
@@ -74,27 +78,30 @@ def measure(runs: dict[str, Callable[[], object]], seconds: float) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="for the exported networks")
-    parser.add_argument("--size", default="320x240", help="width x height")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--backbones", nargs="+", default=BACKBONES)
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--sizes", nargs="+", default=["320x240", "640x480"], help="width x height")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seconds", type=float, default=3.0, help="for each cell")
     arguments = parser.parse_args()
     arguments.folder.mkdir(exist_ok=True)
-    width, height = map(int, arguments.size.split("x"))
-    torch.set_num_threads(arguments.threads)
-    with torch.inference_mode(False):
-        forms = {(backbone, row): prepare(arguments.folder, backbone, row) for backbone in BACKBONES for row in ROWS}
-    cells = [["backbone", "", "PyTorch p50/p95, ms", "ONNX Runtime", "int8"]]
-    for backbone in BACKBONES:
-        runs = {
-            f"{row} {name}": runner(form, (height, width), arguments.threads)
-            for row in ROWS
-            for name, form in forms[backbone, row].items()
-        }
-        times = measure(runs, arguments.seconds)
-        for row in ROWS:
-            p = [np.percentile(times[f"{row} {name}"], (50, 95)) for name in forms[backbone, row]]
-            cells.append([backbone, row, *(f"{p50:.0f} / {p95:.0f}" for p50, p95 in p)])
-    print_cells(cells, f"{arguments.size}, {arguments.threads} thread{'s' if arguments.threads > 1 else ''}")
+    for backbone in arguments.backbones:
+        with torch.inference_mode(False):
+            forms = {row: prepare(arguments.folder, backbone, row) for row in arguments.rows}
+        for size, threads in itertools.product(arguments.sizes, arguments.threads):
+            width, height = map(int, size.split("x"))
+            torch.set_num_threads(threads)
+            runs = {
+                (row, name): runner(form, (height, width), threads)
+                for row in arguments.rows
+                for name, form in forms[row].items()
+            }
+            times = measure(runs, arguments.seconds)
+            cells = [["", *(f"{name} p50 / p95, ms" for name in forms[arguments.rows[0]])]]
+            for row in arguments.rows:
+                p = [np.percentile(times[row, name], (50, 95)) for name in forms[row]]
+                cells.append([row, *(f"{p50:.0f} / {p95:.0f}" for p50, p95 in p)])
+            print_cells(cells, f"{backbone}, {size}, {threads} thread{'s' if threads > 1 else ''}")
 
 
 if __name__ == "__main__":

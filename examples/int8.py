@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -39,11 +40,23 @@ class Inputs(CalibrationDataReader):
         return next(self.inputs, None)
 
 
+def _end_names(path: Path) -> None:
+    """Let no constant's name end in a digit: the quantiser numbers its copies, and copy 43 of val_16 is val_1643."""
+    model = onnx.load(path)
+    for constant in model.graph.initializer:
+        constant.name += "_"
+    names = {constant.name[:-1]: constant.name for constant in model.graph.initializer}
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    onnx.save(model, path)
+
+
 def quantise(model: Path, samples: Iterable[Sample], out: Path) -> None:
     """Write ``model`` with its convolutions in int8, calibrated on ``samples``."""
     with tempfile.TemporaryDirectory() as folder:
         prepared = Path(folder) / "prepared.onnx"
         quant_pre_process(str(model), str(prepared), skip_symbolic_shape=True)  # folds batch norms into convolutions
+        _end_names(prepared)
         quantize_static(
             str(prepared),
             str(out),

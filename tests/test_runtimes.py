@@ -76,6 +76,18 @@ def test_compile_a_layer_that_is_given_a_geometry(backend: str) -> None:
     )
 
 
+def test_a_compiled_layer_calls_the_operator() -> None:
+    graphs: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, example: Any) -> Any:
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    image, depth, focal = inputs(1, 8, 8)
+    torch.compile(mb.MalleableConv2d(3, 4, 3), fullgraph=True, backend=backend)(image, mb.Geometry(depth, focal))
+    assert ["malleable.depth_conv2d" in graph for graph in graphs] == [True]
+
+
 def test_a_compiled_layer_refuses_depth_of_another_batch() -> None:
     layer = mb.MalleableConv2d(3, 4, 3, padding=1)
     image, depth, focal = inputs(3, 8, 8)

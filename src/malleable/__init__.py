@@ -1,4 +1,4 @@
-"""Convolutions that learn how far they see along the depth axis."""
+"""RGB-D convolutions that learn how far they see along the depth axis."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -14,7 +14,7 @@ from torch import Tensor
 Invalid = Literal["same", "uniform", "ignore"]
 
 # Beyond a million grid cells every g_k is 0 to the last bit; without the bound d² would overflow and inf − inf is NaN.
-_FARTHEST = 1e6
+FARTHEST = 1e6
 
 
 def malleable_logits(d: Tensor, centers: Tensor, temperature: Tensor | float) -> Tensor:
@@ -24,7 +24,7 @@ def malleable_logits(d: Tensor, centers: Tensor, temperature: Tensor | float) ->
     """
     d = d.to(torch.promote_types(d.dtype, torch.float32))
     a = centers.view(1, -1, *[1] * (d.ndim - 1))
-    offset = d.clamp(-_FARTHEST, _FARTHEST).unsqueeze(1) - a  # d − a_k
+    offset = d.clamp(-FARTHEST, FARTHEST).unsqueeze(1) - a  # d − a_k
     first, inner, last = offset[:, :1], offset[:, 1:-1], offset[:, -1:]
     h_first = -first * first.abs()  # −sgn(d − a_0) (d − a_0)²
     h_inner = -inner * inner

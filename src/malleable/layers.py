@@ -13,14 +13,15 @@ from typing_extensions import Self
 from malleable.assign import Invalid, depth_aware_assign, handle_invalid, hard_assign, malleable_assign
 from malleable.geometry import Geometry
 from malleable.ops.depth_conv2d import check_features, convolve
-from malleable.ops.scaled_assign import assign_of_parameters, scaled_assign
+from malleable.ops.direct import is_exporting
+from malleable.ops.scaled_assign import assign_of_parameters, scaled_assign, temperature_of
 from malleable.ops.window import Pair, Window, same_padding
 
 LEARNABLE = ("centers", "temperature", "rebalance")
 
 # Below this temperature the parameter is bent (see MalleableConv2d.temperature).
 _BEND = 0.5
-_COLDEST = 1e-12
+_COLDEST = 1e-12  # d² / t must stay finite
 
 
 class DepthConv2d(nn.Module):
@@ -29,6 +30,7 @@ class DepthConv2d(nn.Module):
     # Conversion sets them in place of convolutions that are run so.
     pads_same = False  # pads as TensorFlow does, at any stride
     padded_at: int | None = None  # rate of the map that is padded with zeros before the layer reads it
+    standardise: nn.Module | None  # maps the weights to those that are convolved with
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class DepthConv2d(nn.Module):
         shape = (kernels * out_channels, in_channels // groups, *self.kernel_size)
         self.weight = nn.Parameter(torch.empty(shape, **options))
         self.bias = nn.Parameter(torch.empty(out_channels, **options)) if bias else None
+        self.standardise = None
         DepthConv2d.reset_parameters(self)
 
     @property
@@ -100,6 +103,14 @@ class DepthConv2d(nn.Module):
         x, y = width - columns, height - rows
         padding = (left + x // 2, right + x - x // 2, top + y // 2, bottom + y - y // 2)
         return self.window._replace(padding=padding), (rows, columns)
+
+    def crop(self, x: Tensor, geometry: Geometry) -> tuple[Tensor, Window]:
+        """Cut out the part of x (N, C, H, W) that shows the geometry's image, for a window that pads it."""
+        window, (height, width) = self.view(geometry, x.shape[-2:])
+        if self.padded_at is not None:
+            top, left = window.padding[2] - self.window.padding[2], window.padding[0] - self.window.padding[0]
+            x = x[..., top : top + height, left : left + width]
+        return x, window
 
     def reset_parameters(self) -> None:
         """Draw weights and bias as ``nn.Conv2d`` does, every kernel on its own."""
@@ -142,6 +153,10 @@ class DepthConv2d(nn.Module):
         """Return g_k at depth differences ``d`` of any shape: (K, *d.shape)."""
         raise NotImplementedError
 
+    def effective_weight(self) -> Tensor:
+        """Return the weights that kernels convolve with: ``weight``, unless the network standardises its weights."""
+        return self.weight if self.standardise is None else self.standardise(self.weight)
+
     def at_equal_depth(self) -> Tensor:
         """Compute what each kernel makes of a tap at the depth of the center: (K,), scaled."""
         return self.receptive_field(self.weight.new_zeros(()))
@@ -150,12 +165,9 @@ class DepthConv2d(nn.Module):
         """Map x (N, C, H, W), at any rate of the geometry's image, to (N, O, Hout, Wout), as ``nn.Conv2d`` does."""
         _check_inputs(x, self.weight, self.window, self.groups, geometry)
         assign = self.assign(geometry, x.shape[-2:], torch.promote_types(x.dtype, torch.float32))
-        window, (height, width) = self.view(geometry, x.shape[-2:])
-        if self.padded_at is not None:
-            top, left = window.padding[2] - self.window.padding[2], window.padding[0] - self.window.padding[0]
-            x = x[..., top : top + height, left : left + width]
-        center = self.at_equal_depth() if self.invalid == "same" and torch.compiler.is_exporting() else None
-        return convolve(x, self.weight, assign, self.bias, window, self.groups, center=center)
+        x, window = self.crop(x, geometry)
+        center = self.at_equal_depth() if self.invalid == "same" and is_exporting() else None
+        return convolve(x, self.effective_weight(), assign, self.bias, window, self.groups, center=center)
 
     def extra_repr(self) -> str:
         settings = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"]
@@ -272,9 +284,7 @@ class MalleableConv2d(DepthConv2d):
         The parameter is t itself down to 0.5 and then approaches 0 along a hyperbola, so that no step of an optimiser
         makes t zero or negative or takes its gradient away.
         """
-        raw = _at_least_float32(self.raw_temperature)
-        t = torch.where(raw < _BEND, _BEND**2 / (2 * _BEND - raw.clamp(max=_BEND)), raw)
-        return t + (_COLDEST - t).clamp(min=0).detach()  # d² / t must stay finite
+        return temperature_of(_at_least_float32(self.raw_temperature), _BEND, _COLDEST)
 
     @temperature.setter
     def temperature(self, t: float) -> None:

@@ -119,10 +119,37 @@ def test_torch_program_of_a_whole_network(tmp_path: Path, capsys: pytest.Capture
     torch.testing.assert_close(actual, expected.as_subclass(Tensor), rtol=1e-4, atol=1e-4)
 
 
+class Mixed(nn.Module):
+    """The layers that Small does not have, with groups, dilation and a kernel without a middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hard = mb.Conv25d(3, 6, 3, padding=2, dilation=2, groups=3)
+        self.soft = mb.DepthAwareConv2d(6, 4, 2, padding="same", invalid="ignore")
+        self.pool = mb.DepthAwareAvgPool2d(3, 2, 1)
+        self.depthwise = mb.MalleableConv2d(4, 4, 5, 2, 2, groups=4, kernels=2, invalid="uniform")
+
+    def forward(self, image: Tensor, depth: Tensor, focal: Tensor) -> Tensor:
+        geometry = mb.Geometry(depth, focal)
+        x = self.soft(self.hard(image, geometry), geometry)
+        return nn.functional.interpolate(self.depthwise(self.pool(x, geometry), geometry), image.shape[-2:])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("merge", [False, True])
-def test_onnx_of_a_whole_network(tmp_path: Path, merge: bool) -> None:
-    net = mb.deeplabv3plus("resnet18", num_classes=len(scenes().classes), merge=merge, pretrained=False).eval()
+def test_onnx_of_every_layer(tmp_path: Path) -> None:
+    onnx, path = pytest.importorskip("onnx"), tmp_path / "m.onnx"
+    difference = export.write_onnx(Mixed().eval(), path)
+    assert difference is not None
+    assert difference < 1e-5
+    assert {node.domain for node in onnx.load(path).graph.node} == {""}  # operators that every runtime has
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backbone", "merge"), [("resnet18", False), ("resnet18", True), ("mobilenetv3_large_100", False)]
+)
+def test_onnx_of_a_whole_network(tmp_path: Path, backbone: str, merge: bool) -> None:
+    net = mb.deeplabv3plus(backbone, num_classes=len(scenes().classes), merge=merge, pretrained=False).eval()
     difference = export.write_onnx(net, tmp_path / "m.onnx")
     assert difference is not None
     assert difference < 1e-3

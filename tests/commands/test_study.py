@@ -29,15 +29,16 @@ row |= {{"val/pixel_accuracy": 50.0, "val/mean_accuracy": 40.0, "val/iou/wall": 
 """
 
 
-def write_tiny(folder: Path, steps: int, stress: bool = False) -> Path:
+def write_tiny(folder: Path, steps: int, stress: bool = False, seeds: int = 1) -> Path:
     """A study of one small network on tiny rooms."""
     settings = {
         "model": {"backbone": "resnet10t", "pretrained": False, "stages": [3]},
         "data": {"root": str(make_data(folder / "tiny")), "crop": [32, 32], "workers": 0},
         "train": {"steps": steps, "batch_size": 2, "log_every": 1},
     }
-    rows = {"rows": {"ours": {}}, "seeds": [0], "stress": stress, "faults": ["no depth", "depth × 4"] if stress else []}
-    study = {"title": "Tiny", "out": str(folder / "out"), "settings": settings, **rows}
+    faults = {"stress": stress, "faults": ["no depth", "depth × 4"] if stress else []}
+    runs = {"rows": {"ours": {}}, "seeds": list(range(seeds)), **faults}
+    study = {"title": "Tiny", "out": str(folder / "out"), "settings": settings, **runs}
     (folder / "study.yaml").write_text(json.dumps(study))  # JSON is YAML
     return folder / "study.yaml"
 
@@ -138,25 +139,38 @@ def test_a_run_that_fails_does_not_keep_the_others_back(study: Study, capsys: py
     assert "K=1, seed 0 failed with exit code 3" in capsys.readouterr().err
 
 
+def test_several_runs_at_a_time(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    assert study.run("--jobs", "3", bad=1, code=3) == 1
+    assert sorted(study.started()) == ["1 0", "1 1", "2 0", "2 1"]
+    assert study.means() == {"K=2": 20.5}
+    assert "K=1, seed 1 failed with exit code 3; going on with the others" in capsys.readouterr().err
+    assert study.run("--jobs", "0") == 2
+    assert "jobs must be at least 1, got 0" in capsys.readouterr().err
+
+
 def test_a_stopped_run_stops_the_study(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
     assert study.run(bad=1, code=130) == 130
     assert study.started() == ["1 0"]
     assert "the same command goes on" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_reaches_the_run_and_its_work_is_kept(tmp_path: Path, number: signal.Signals) -> None:
-    """SIGINT goes to both processes, as a terminal sends it; SIGTERM to the study alone."""
-    file = write_tiny(tmp_path, steps=5000)
-    study = start(["-m", "malleable", "study", str(file)], start_new_session=True)
-    metrics = tmp_path / "out/ours/seed0/metrics.jsonl"
+@pytest.mark.parametrize(
+    ("number", "jobs"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGINT, 2), (signal.SIGTERM, 2)]
+)
+def test_a_signal_reaches_the_runs_and_their_work_is_kept(tmp_path: Path, number: signal.Signals, jobs: int) -> None:
+    """SIGINT goes to all processes, as a terminal sends it; SIGTERM to the study alone."""
+    file = write_tiny(tmp_path, steps=5000, seeds=jobs)
+    study = start(["-m", "malleable", "study", str(file), "--jobs", str(jobs)], start_new_session=True)
+    folders = [tmp_path / f"out/ours/seed{seed}" for seed in range(jobs)]
+    logs = [folder / "metrics.jsonl" for folder in folders]
     deadline = time.monotonic() + 100
-    while not (metrics.exists() and metrics.read_text()) and time.monotonic() < deadline:
+    while not all(log.exists() and log.read_text() for log in logs) and time.monotonic() < deadline:
         time.sleep(0.1)
     (os.killpg if number is signal.SIGINT else os.kill)(study.pid, number)
     _, error = study.communicate(timeout=60)
     assert (study.returncode, "the same command goes on" in error) == (128 + number, True)
-    assert list((tmp_path / "out/ours/seed0/checkpoints").glob("step-*.pt"))
+    assert all(list((folder / "checkpoints").glob("step-*.pt")) for folder in folders)
+    assert jobs == 1 or "ours, seed 1: " in error
 
 
 def test_other_settings_than_those_of_the_results_are_refused(study: Study, capsys: pytest.CaptureFixture[str]) -> None:

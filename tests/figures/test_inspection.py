@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
+from timm.layers import ScaledStdConv2dSame
 from torch import nn
 
 from helpers.toys import scenes
@@ -139,9 +142,10 @@ def test_shares_are_a_count_over_pixels_and_taps(invalid: str) -> None:
     np.testing.assert_allclose(after, scales * counts / (scales * counts).sum(), 1e-5)
 
 
+@pytest.mark.parametrize("original", [partial(nn.Conv2d, padding=1), ScaledStdConv2dSame])
 @pytest.mark.parametrize("conv", ["malleable", "conv25d", "depth_aware"])
-def test_what_the_kernels_add_sums_to_the_output(conv: str) -> None:
-    net = convert(nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 6, 3, padding=1, groups=2)), conv, where=["1"])
+def test_what_the_kernels_add_sums_to_the_output(conv: str, original: Callable[..., nn.Conv2d]) -> None:
+    net = convert(nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), original(4, 6, 3, groups=2)), conv, where=["1"])
     (layer,) = net.layers().values()
     sample = scenes()[0]
     outputs: list[torch.Tensor] = []

@@ -133,12 +133,16 @@ def test_unknown_depth_may_be_nan_or_negative(trained: Trained) -> None:
         (IMAGE.astype(np.int64), DEPTH, {}, "must be uint8, or floating-point from 0 to 1, got torch.int64"),
         ([IMAGE, IMAGE], [DEPTH], {}, "depth must be one for each of the 2 images, got 1"),
         (IMAGE, DEPTH, {"scales": ()}, "scales must be positive"),
+        (IMAGE, DEPTH, {"scales": 0.5}, r"scales must be a sequence such as \(0\.75, 1\.0\), got 0\.5"),
+        (IMAGE, DEPTH, {"window": 32}, r"window must be a sequence such as \(480, 640\), got 32"),
+        ("photo.png", DEPTH, {}, r"image must be an array.*got the path 'photo\.png'; read it first"),
+        (IMAGE, Path("depth.png"), {}, r"depth must be an array.*got the path 'depth\.png'; read it first"),
     ],
 )
 def test_what_cannot_be_labelled_is_named(
     image: Any, depth: Any, options: dict[str, Any], words: str, trained: Trained
 ) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((TypeError, ValueError), match=words):
         trained.predict(image, depth, **{"focal": FOCAL, **options})
 
 

@@ -169,6 +169,7 @@ class TestReleased:
             "merge must be False, True or 'released', got 'paper'": {"merge": "paper"},
             "merge='released' needs output_stride=16, got 8": {"merge": "released", "output_stride": 8},
             "needs a ResNet": {"merge": "released", "backbone": "efficientnet_b0"},
+            "in res5; stages of one .* must differ": {"backbone": "resnet18", "channels": (8, 8, 8, 8)},
         }.items():
             with pytest.raises(ValueError, match=message):
                 build(**options)

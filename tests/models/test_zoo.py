@@ -113,6 +113,9 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
         of_transformers("MobileNetV2Model"),
         numbered("layer.{}.conv_3x3.convolution", 0, 2, 5, 9, 12, 15),
     ),
+    # whose convolutions standardise their weights
+    "nfnet": (of_timm("test_nfnet"), numbered("stages.{}.0.conv2", 0, 1, 2, 3)),
+    "bit": (of_transformers("BitModel"), numbered("encoder.stages.{}.layers.0.conv2", 0, 1, 2, 3)),
     # which take images of their own size only
     "efficientvit_msra": (of_timm("efficientvit_m0"), numbered("stages.{}.blocks.0.dw0.m.conv", 0, 1, 2)),
     "gcvit": (
@@ -174,10 +177,6 @@ class TestRefusals:
     def test_name_the_few_places_there_are(self) -> None:
         with pytest.raises(ValueError, match=r"finds only stage1\.0\.mlp\.conv2 .* at rate 16, 32; pass where=\["):
             mb.convert(timm.create_model("visformer_tiny"))
-
-    def test_weights_that_are_computed(self) -> None:
-        with pytest.raises(TypeError, match=r"cannot convert stages\.\S+: .*ScaledStdConv2d"):
-            mb.convert(timm.create_model("test_nfnet"))
 
 
 class TestMissedRates:

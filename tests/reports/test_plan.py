@@ -70,6 +70,12 @@ def test_steps_overrule_the_file(tmp_path: Path) -> None:
     assert {run.config.train.steps for run in read_plan(write(tmp_path, FILE), steps=77).runs} == {77}
 
 
+@pytest.mark.parametrize(("every", "expected"), [(2, 15), (0, 0), (10, 77), (1, 8)])
+def test_fewer_or_more_steps_are_validated_as_often(tmp_path: Path, every: int, expected: int) -> None:
+    file = write(tmp_path, FILE.replace("steps: 10", f"steps: 10, validate_every: {every}"))
+    assert {run.config.train.validate_every for run in read_plan(file, steps=77).runs} == {expected}
+
+
 def test_a_file_may_build_on_another(tmp_path: Path) -> None:
     write(tmp_path, FILE)
     (tmp_path / "more.yaml").write_text("base: study.yaml\nseeds: [0]\nsettings: {train: {batch_size: 2}}\n")

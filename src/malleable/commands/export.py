@@ -22,6 +22,7 @@ from malleable.data.transforms import MEAN, STD
 from malleable.files import check_free, whole_path
 from malleable.inference.load import Trained, load_trained
 from malleable.models.summary import is_scale_free
+from malleable.ops.whole import translations, whole_operators
 from malleable.progress import showing
 
 if TYPE_CHECKING:
@@ -92,9 +93,11 @@ def write_onnx(net: nn.Module, path: Path, about: Mapping[str, str] | None = Non
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise RuntimeError(f"ONNX needs {' and '.join(missing)}: pip install 'malleable[export]'")
+    import onnx_ir.passes.common as passes
+    from onnx_ir.passes import Sequential
     from onnxscript.optimizer import fold_constants
 
-    with _quiet():
+    with _quiet(), whole_operators():
         program: Any = torch.onnx.export(
             Deployed(net).eval(),
             example(*_TRACED),
@@ -104,10 +107,19 @@ def write_onnx(net: nn.Module, path: Path, about: Mapping[str, str] | None = Non
             dynamo=True,
             verbose=False,
             optimize=False,
+            custom_translation_table=translations(),
         )
-        # All that depends on weights alone first: rules that look for patterns take time quadratic in what is left.
+        # Of program.optimize() only this: its rules take as long as all else, for what runtimes do as they load a file.
         fold_constants(program.model, input_size_limit=sys.maxsize, output_size_limit=sys.maxsize)
-        program.optimize()
+        Sequential(
+            passes.RemoveUnusedNodesPass(),
+            passes.RemoveUnusedOpsetsPass(),
+            passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+            passes.DeduplicateInitializersPass(),
+            passes.CommonSubexpressionEliminationPass(),
+            passes.OutputFixPass(),
+            passes.NameFixPass(),
+        )(program.model)
     program.model.metadata_props.update(about or {})
     with whole_path(path) as partial:
         program.save(str(partial))

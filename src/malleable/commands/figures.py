@@ -88,7 +88,7 @@ def figures(
             with whole_path(folder / f"{name}.{kind}") as partial:
                 save(figure, str(partial), kind)
         written += 1
-    print(f"{written} figures are in {folder} ({', '.join(kinds)})")
+    print(f"{written} {'figure is' if written == 1 else 'figures are'} in {folder} ({', '.join(kinds)})")
 
 
 def _checked(argument: str, values: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, ...]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
+
+from typing_extensions import Self
 
 from malleable.files import locked, write_whole
 from malleable.reports.comparison import Comparison, read_results
@@ -34,6 +39,7 @@ def study(
     steps: int | None = None,
     only: str | None = None,
     launcher: str | None = None,
+    jobs: int = 1,
     collect: bool = False,
     trust: bool = False,
 ) -> int:
@@ -44,14 +50,17 @@ def study(
         out: folder for the runs, and unless record says otherwise for their results, instead of the file's.
         record: folder for results.json, table.md and logs/, instead of the file's; the runs' folder if neither says.
         report: HTML file to write when all runs are done; report.html in the runs' folder by default.
-        steps: updates of every run, instead of the file's; needs an out of its own.
+        steps: updates of every run, instead of the file's, validated as often; needs an out of its own.
         only: i/n takes the i-th of n parts of the runs, for as many processes or machines.
         launcher: the command that starts a run, for example "srun --gpus=1" or "sbatch --gpus=1".
+        jobs: how many runs to train at a time, each with its share of the cores; their lines are marked by the run.
         collect: start no run, only gather what finished ones reached; the report follows when all are done.
         trust: for the report, import the package.module:factory that a checkpoint names as its network, and run it.
     """
     if collect and only is not None:
         raise UsageError(f"collect gathers all runs, so only={only} has no meaning beside it; leave one out")
+    if jobs < 1:
+        raise UsageError(f"jobs must be at least 1, got {jobs}")
     if steps is not None and out is None:
         raise UsageError("steps makes other runs than the file's; give them a folder of their own with --out")
     plan = read_plan(Path(file), steps)
@@ -66,22 +75,25 @@ def study(
     check_ours(page, kept)
     results = gather(plan, folder, kept)
     failed: list[PlannedRun] = []
-    for run in chosen:
-        if run in results:
-            continue
-        place = plan.runs.index(run) + 1
-        print(f"[{place}/{len(plan.runs)}] {run}: {run.config.train.steps} steps", file=sys.stderr, flush=True)
-        code, task = 0, None
-        while not code and (left := next_task(run, folder / run.folder, plan)) not in (None, task):
-            task = left
-            code = start(task, launcher)
-        if code in _STOPPED:
-            print("stopped; the same command goes on", file=sys.stderr)
-            return 128 + abs(code) % 128
-        if code:
-            failed.append(run)
-            print(f"{run} failed with exit code {code}; going on with the next", file=sys.stderr)
-        results = gather(plan, folder, kept)
+    left = [run for run in chosen if run not in results]
+    with Workers(launcher, jobs) as workers, ThreadPoolExecutor(jobs) as pool:
+        pending = {pool.submit(complete, run, folder / run.folder, plan, workers): run for run in left}
+        while pending:
+            done, _ = wait(pending, timeout=1, return_when=FIRST_COMPLETED)  # for ever would keep signals out
+            for future in done:
+                run = pending.pop(future)
+                try:
+                    code = future.result()
+                except BaseException:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise
+                if code and not workers.received:
+                    failed.append(run)
+                    print(f"{run} failed with exit code {code}; going on with the others", file=sys.stderr)
+                results = gather(plan, folder, kept)
+    if workers.received:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return 128 + workers.received[0]
     print_table(compared(plan, results, folder))
     missing = [run for run in plan.runs if run not in results]
     if missing:
@@ -114,29 +126,61 @@ def next_task(run: PlannedRun, folder: Path, plan: Plan) -> list[str] | None:
     return None
 
 
-def start(arguments: Sequence[str], launcher: str | None) -> int:
-    """Run ``malleable`` with ``arguments``, to its end or to ours. Returns the exit code."""
-    received: list[int] = []
-    process: subprocess.Popen[bytes] | None = None
+class Workers:
+    """Runs ``malleable`` in ``jobs`` processes at a time, and passes on to them what asks this one to stop.
 
-    def forward(number: int, _: object) -> None:
-        received.append(number)
-        if process is not None:
-            process.terminate()
+    received: the signals that did, or that stopped a process. None is started after that.
+    """
 
-    before = signal.signal(signal.SIGTERM, forward)
-    try:
-        process = subprocess.Popen([*shlex.split(launcher or ""), *_malleable(), *arguments])
-        if received:  # while it was being started
+    def __init__(self, launcher: str | None, jobs: int) -> None:
+        self.received: list[int] = []
+        self._command = [*shlex.split(launcher or ""), *_malleable()]
+        self._jobs = jobs
+        self._processes: set[subprocess.Popen[str]] = set()
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, _: object) -> None:
+        self.received.append(number)
+        if number == signal.SIGTERM:  # Ctrl-C goes to the runs too: they write a checkpoint and end
+            for process in tuple(self._processes):
+                process.terminate()
+
+    def run(self, name: str, arguments: Sequence[str]) -> int:
+        """Run ``malleable`` with ``arguments`` to its end or to ours. Returns the exit code."""
+        several: dict[str, Any] = {}
+        if self._jobs > 1:
+            threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self._jobs))}
+            several = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": threads | os.environ}
+        process = subprocess.Popen([*self._command, *arguments], text=True, errors="replace", **several)
+        self._processes.add(process)
+        if signal.SIGTERM in self.received:  # while it was being started
             process.terminate()
-        while True:
-            try:
-                code = process.wait()
-                return 128 + received[0] if received else code
-            except KeyboardInterrupt:  # the run got the signal too: it writes a checkpoint and ends
-                received.append(signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        for line in process.stdout or ():
+            print(f"{name}: {line}", end="", file=sys.stderr, flush=True)
+        code = process.wait()
+        self._processes.discard(process)
+        if code in _STOPPED:  # somebody stopped the run alone
+            self.received.append(abs(code) % 128)
+        return code
+
+
+def complete(run: PlannedRun, folder: Path, plan: Plan, workers: Workers) -> int:
+    """Do all that is left to do for ``run``. Returns the exit code of the last command, 0 if there was none."""
+    code, task = 0, None
+    while not workers.received and not code and (left := next_task(run, folder, plan)) not in (None, task):
+        if task is None:
+            place = plan.runs.index(run) + 1
+            print(f"[{place}/{len(plan.runs)}] {run}: {run.config.train.steps} steps", file=sys.stderr, flush=True)
+        task = left
+        code = workers.run(str(run), left)
+    return code
 
 
 def _malleable() -> Sequence[str]:

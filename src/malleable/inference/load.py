@@ -78,6 +78,9 @@ class Trained:
             >>> prediction = mb.load("runs/x").predict(image, depth, focal=525.0)  # doctest: +SKIP
             >>> prediction.labels, prediction.probabilities, prediction.overlay()  # doctest: +SKIP
         """
+        for name, value, example in (("scales", scales, "(0.75, 1.0)"), ("window", window, "(480, 640)")):
+            if isinstance(value, int | float):
+                raise TypeError(f"{name} must be a sequence such as {example}, got {value}")
         protocol = Protocol(tuple(scales), flip, window, overlap)
         return predict(self.net, self.palette, protocol, image, depth, focal, camera, estimator)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,7 @@ def sample_of(
 
 def _pixels(image: Any) -> Tensor:
     """Give (3, H, W), uint8 or float32 from 0 to 1."""
+    _check_read("image", image)
     if isinstance(image, Image.Image):
         image = np.array(image.convert("RGB"))
     last = isinstance(image, np.ndarray)  # where channels usually are
@@ -124,6 +126,7 @@ def _bytes(pixels: Tensor) -> Tensor:
 
 def _metres(depth: Any, size: tuple[int, int]) -> Tensor:
     """Give (H, W) float32 metres, 0 where unknown."""
+    _check_read("depth", depth)
     array = np.array(depth) if isinstance(depth, Image.Image) else depth
     metres = torch.as_tensor(np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array).cpu()
     if not metres.is_floating_point():
@@ -140,6 +143,14 @@ def _metres(depth: Any, size: tuple[int, int]) -> Tensor:
         )
     metres = metres.float()
     return torch.where(metres.isfinite() & (metres > 0), metres, 0.0)
+
+
+def _check_read(name: str, value: Any) -> None:
+    if isinstance(value, str | Path):
+        raise TypeError(
+            f"{name} must be an array, a tensor or a PIL image, got the path {str(value)!r}; read it first, for "
+            "example with PIL.Image.open, or label files with 'malleable predict'"
+        )
 
 
 def _named(depth: Any, focal: Any, camera: Any) -> list[tuple[str, Any]]:

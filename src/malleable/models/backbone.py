@@ -59,8 +59,9 @@ def build(
     found = first_of_stages(features, seen, name)
     missing = [f"res{stage}" for stage in stages if stage not in found]
     if missing:
+        hint = "" if widths is None else "; stages of one resolution are told apart by channels, so these must differ"
         raise ValueError(
-            f"stages={tuple(stages)}: {name} has no k × k, k > 1, convolution to replace in {', '.join(missing)}"
+            f"stages={tuple(stages)}: {name} has no k × k, k > 1, convolution to replace in {', '.join(missing)}{hint}"
         )
     placed = [Placed(found[stage], f"res{stage}", seen.rate(found[stage])) for stage in stages]
     return place(features, placed, conv, kernels, options, channel), channels

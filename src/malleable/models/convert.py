@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from malleable.geometry import Geometry
 from malleable.layers import Conv25d, DepthAwareConv2d, DepthConv2d, MalleableConv2d
 from malleable.models.depth_input import DepthInput, Kind
-from malleable.models.padding import plain_inside
+from malleable.models.own_forward import plain_inside
 from malleable.models.slot import Slot
 from malleable.models.stages import Watched
 from malleable.models.watch import sees_neighbours, watch
@@ -26,6 +26,9 @@ CONVOLUTIONS: dict[str, type[DepthConv2d]] = {
     "depth_aware": DepthAwareConv2d,
 }
 """What ``conv`` may be, besides None."""
+
+REPEATED = {"weight": "weight", "standardise.gain": "gain"}
+"""What a layer has once for every kernel, and what the convolution before it calls the same."""
 
 Where = str | Sequence[str] | Callable[[str, nn.Conv2d], bool]
 
@@ -101,18 +104,23 @@ class Converted(nn.Module):
         """Return the state dict of the network before conversion, with the weights of each layer's first kernel."""
         state = dict(self.model.state_dict())
         for prefix, layer in self._prefixed_layers():
-            for key in layer.state_dict().keys() - {"weight", "bias"}:
+            own = layer.state_dict()
+            for key in own.keys() - {"weight", "bias"}:
                 del state[prefix + key]
-            state[f"{prefix}weight"] = layer.weight.detach()[: layer.out_channels]
+            state |= {f"{prefix}{name}": own[key][: layer.out_channels] for key, name in REPEATED.items() if key in own}
         return state
 
     def load_original(self, state: Mapping[str, Tensor]) -> None:
         """Load a state dict of the network before conversion: weights go into every kernel (paper, 3.3)."""
-        original = self.original_state()
-        added = {key: value for key, value in self.model.state_dict().items() if key not in original}
-        weights = {f"{prefix}weight": layer.kernels for prefix, layer in self._prefixed_layers()}
-        repeated = {key: torch.cat([state[key]] * kernels) for key, kernels in weights.items() if key in state}
-        self.model.load_state_dict({**added, **state, **repeated})
+        state = dict(state)
+        for prefix, layer in self._prefixed_layers():
+            own = layer.state_dict()
+            names = {key: f"{prefix}{name}" for key, name in REPEATED.items() if key in own}
+            given = {key: state.pop(name) for key, name in names.items() if name in state}
+            added = {prefix + key: value for key, value in own.items() if key not in {"bias", *REPEATED}}
+            repeated = {prefix + key: torch.cat([value] * layer.kernels) for key, value in given.items()}
+            state = {**added, **state, **repeated}
+        self.model.load_state_dict(state)
 
     def _prefixed_layers(self) -> list[tuple[str, DepthConv2d]]:
         """List the placed layers by every prefix that they have in the state dict; the network itself has none."""
@@ -291,14 +299,15 @@ def _replace(model: nn.Module, name: str, layer_type: type[DepthConv2d], options
 
 
 def _layer_like(conv2d: nn.Conv2d, layer_type: type[DepthConv2d], options: dict[str, Any]) -> DepthConv2d:
-    """Make a layer that starts as ``conv2d``, and pads as it does if it has a forward of its own for that."""
-    padded = None if type(conv2d).forward is nn.Conv2d.forward else plain_inside(conv2d)
-    if padded is None:
+    """Make a layer that starts as ``conv2d``, and pads and standardises as it does if it has a forward for that."""
+    inside = None if type(conv2d).forward is nn.Conv2d.forward else plain_inside(conv2d)
+    if inside is None:
         return layer_type.from_conv2d(conv2d, **options)
-    plain, pads = padded
-    layer = layer_type.from_conv2d(plain, **options)
-    if pads == "same":
+    layer = layer_type.from_conv2d(inside.conv2d, **options)
+    if inside.pads == "same":
         layer.pads_same = True
     else:
-        layer.window = layer.window._replace(padding=pads)
+        layer.window = layer.window._replace(padding=inside.pads)
+    if inside.standardise is not None:
+        layer.standardise = inside.standardise.for_kernels(layer.kernels)
     return layer

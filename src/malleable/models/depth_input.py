@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from malleable.geometry import Geometry
 from malleable.models.slot import Slot
+from malleable.ops.direct import is_exporting
 
 Kind = Literal["metric", "relative"]
 
@@ -128,7 +129,7 @@ def depth_channel(depth: Tensor, kind: Kind) -> Tensor:
 def _median(depth: Tensor, known: Tensor) -> Tensor:
     """Return the median (N, 1, 1, 1) of the known pixels, the lower of the two in the middle; 0 without any."""
     flat = depth.flatten(1)
-    if torch.compiler.is_exporting():
+    if is_exporting():
         # ONNX has no median, but finds the half of smallest values without sorting them. For this half to end at the
         # median of the known pixels, as many unknown ones as there are too few below it count as 0, the others as inf.
         unknown = ~known.flatten(1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from malleable.layers import DepthAwareConv2d, DepthConv2d
-from malleable.models.convert import CONVOLUTIONS, Converted
+from malleable.models.convert import CONVOLUTIONS, REPEATED, Converted
 from malleable.models.depth_input import DepthEncoder, DepthInput
 
 
@@ -71,8 +71,9 @@ def summary(net: nn.Module) -> Summary:
         if isinstance(layer, DepthConv2d):
             kinds = (kind for kind, layer_type in CONVOLUTIONS.items() if isinstance(layer, layer_type))
             kind = next(kinds, type(layer).__name__)
-            parameters = sum(parameter.numel() for parameter in layer.parameters())
-            original = layer.weight.numel() // layer.kernels + (0 if layer.bias is None else layer.bias.numel())
+            counts = {name: parameter.numel() for name, parameter in layer.named_parameters()}
+            parameters = sum(counts.values())
+            original = sum(counts.get(name, 0) for name in REPEATED) // layer.kernels + counts.get("bias", 0)
             added = parameters - original
             layers.append(Replaced(name, kind, rates.get(id(layer)), layer.kernels, parameters, added))
     return Summary(tuple(layers), tuple(rate for converted in networks for rate in converted.missed))

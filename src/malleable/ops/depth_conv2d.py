@@ -16,10 +16,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
-from malleable.ops.direct import is_batched, is_direct, is_recorded, is_transformed
+from malleable.ops.direct import is_batched, is_direct, is_exporting, is_recorded, is_transformed
 from malleable.ops.engines import ENGINES, Engine, check_engine, choose, instead, plain, wish
 from malleable.ops.engines.plain import output_format
 from malleable.ops.engines.triton import LaunchError
+from malleable.ops.whole import is_whole, whole_conv2d
 from malleable.ops.window import Pair, Window, pair
 
 
@@ -68,13 +69,15 @@ def convolve(
     ``center`` (K,) is the assign of the center tap where all pixels have the same; an exported graph makes use of it.
     """
     device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+    if _has_autocast(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     if assign.dtype != x.dtype:
         assign = assign.to(x.dtype)
-    if torch.compiler.is_exporting():
+    if is_exporting():
         _check_alike(x, weight=weight, assign=assign, bias=bias)
+        if is_whole(x):
+            return cast(Tensor, whole_conv2d(x, weight, assign, bias, center, *_settings(window, groups, engine)[:-1]))
         return _equation(x, weight, assign, bias, window, groups, center)
     if not torch.compiler.is_compiling() and (x.is_meta or isinstance(x, FakeTensor)):  # no kernel will see these
         check_engine(engine)
@@ -88,6 +91,11 @@ def convolve(
         _check(x, weight, assign, bias, window, groups)
         return _equation(x, weight, assign, bias, window, groups)
     return cast(Tensor, operator(x, weight, assign, bias, *_settings(window, groups, engine)))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_autocast(device: str) -> bool:  # PyTorch 2.7 cannot compile the question
+    return torch.amp.is_autocast_available(device)
 
 
 def _equation(
@@ -294,7 +302,7 @@ def _engine_for(
 
 
 def _without_autocast(device: str) -> AbstractContextManager[None]:
-    off = not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device)
+    off = not _has_autocast(device) or not torch.is_autocast_enabled(device)
     return nullcontext() if off else cast(AbstractContextManager[None], torch.autocast(device, enabled=False))
 
 

@@ -29,6 +29,15 @@ def is_transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def is_exporting() -> bool:
+    """Tell whether a graph is made for other runtimes.
+
+    To code that is compiled PyTorch 2.7 says so in any case; here it is asked outside of that code, as compilers trace.
+    """
+    return torch.compiler.is_exporting()
+
+
 def is_batched(grad: Tensor) -> bool:
     """Tell whether ``grad`` is many at once, as for ``torch.autograd.grad(is_grads_batched=True)``."""
     return bool(torch._C._functorch.is_legacy_batchedtensor(grad))

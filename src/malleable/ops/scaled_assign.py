@@ -7,6 +7,7 @@ Where there is no C++ library, autograd differentiates the equations: no graph c
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from math import prod
 from typing import Any, cast
 
@@ -16,9 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from malleable.assign import malleable_assign, malleable_logits
 from malleable.ops.depth_conv2d import check_shape
-from malleable.ops.direct import is_batched, is_direct, is_recorded, is_transformed, pointer
+from malleable.ops.direct import is_batched, is_direct, is_exporting, is_recorded, is_transformed, pointer
 from malleable.ops.engines import wish
 from malleable.ops.engines.native.build import library
+from malleable.ops.whole import is_whole
 
 _MOST_KERNELS = 30  # as in csrc/assign.cpp
 
@@ -32,8 +34,9 @@ def scaled_assign(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor
         if is_recorded(d, centers, temperature, scale):
             return cast(Tensor, _Recorded.apply(d, centers, temperature, scale))
         return _forward(d, centers, temperature, scale)
-    if torch.compiler.is_exporting():
-        return _assign_in_graph(d, centers, temperature, scale)
+    if is_exporting():
+        in_graph = _operator if is_whole(d) else _assign_in_graph
+        return cast(Tensor, in_graph(d, centers, temperature, scale))
     fast = d.device.type == "cpu" and d.dtype == torch.float32 and len(scale) <= _MOST_KERNELS
     counted = isinstance(d, FakeTensor)  # only shapes are asked for: no reason to build anything
     if fast and not counted and not is_transformed() and _is_usable():
@@ -55,6 +58,12 @@ def _assign_in_graph(d: Tensor, centers: Tensor, temperature: Tensor, scale: Ten
     return e[:, 1:-1] * (scale.view(1, -1, *[1] * (d.ndim - 1)) / e.sum(1, keepdim=True))
 
 
+def temperature_of(raw: Tensor, bend: float, coldest: float) -> Tensor:
+    """Return ``raw`` itself down to ``bend``, below it a hyperbola to 0, and never less than ``coldest``."""
+    t = torch.where(raw < bend, bend**2 / (2 * bend - raw.clamp(max=bend)), raw)
+    return t + (coldest - t).clamp(min=0).detach()
+
+
 def assign_of_parameters(
     d: Tensor,
     centers: Tensor,
@@ -66,12 +75,18 @@ def assign_of_parameters(
 ) -> Tensor | None:
     """Do as :func:`scaled_assign` with the temperature and scales of a layer's own parameters, in one call.
 
-    None where that is not possible, or where a gradient will be wanted.
+    None where that is not possible.
     """
     tensors = (d, centers, raw_temperature, rebalance, gain)
-    if is_recorded(*tensors) or not is_direct(*tensors) or not _fits(*tensors) or not _is_usable():
+    if not is_direct(*tensors) or not _fits(*tensors) or not _is_usable():
         return None
-    d, centers, rebalance = d.contiguous(), centers.contiguous(), rebalance.contiguous()
+    if is_recorded(*tensors):
+        return cast(Tensor, _RecordedOfParameters.apply(*tensors, bend, coldest))
+    return _forward_of_parameters(tensors, bend, coldest)
+
+
+def _forward_of_parameters(tensors: Sequence[Tensor], bend: float, coldest: float) -> Tensor:
+    d, centers, raw_temperature, rebalance, gain = (t.contiguous() for t in tensors)
     kernels = rebalance.shape[0]
     out = _new_output(d, kernels)
     _call("malleable_assign_of", d, kernels, centers, raw_temperature, bend, coldest, rebalance, gain, out)
@@ -185,6 +200,40 @@ class _Recorded(torch.autograd.Function):
             return _through_operator(grad, saved)
         d, centers, temperature, scale = saved
         return _gradients(grad, d, centers, temperature, scale, ctx.needs_input_grad[0])
+
+
+class _RecordedOfParameters(torch.autograd.Function):
+    """Does the same from a layer's own parameters, whose gradients are small sums: autograd sees one node, not ten."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        ctx.save_for_backward(*arguments[:5])
+        ctx.bounds = arguments[5:]
+        return _forward_of_parameters(arguments[:5], *ctx.bounds)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors  # once: activation checkpointing gives each of them away once
+        bend, coldest = ctx.bounds
+        if is_recorded(grad, *saved) or is_batched(grad) or not is_direct(grad, *saved):
+            again = torch.is_grad_enabled()
+            with torch.enable_grad():
+                inputs = [t.view_as(t) for t in saved]
+                d, centers, raw, rebalance, gain = inputs
+                y = scaled_assign(d, centers, temperature_of(raw, bend, coldest), rebalance.softmax(0) * gain)
+                wanted = [t for t in inputs if t.requires_grad]
+                found = iter(torch.autograd.grad(y, wanted, grad, create_graph=again))
+            return (*(next(found) if t.requires_grad else None for t in inputs), None, None)
+        d, centers, raw, rebalance, gain = saved
+        scales = rebalance.softmax(0)
+        temperature = temperature_of(raw, bend, coldest)
+        of_d, of_centers, of_temperature, of_scale = _gradients(
+            grad, d, centers, temperature, scales * gain, ctx.needs_input_grad[0]
+        )
+        slope = torch.where(raw < bend, (bend / (2 * bend - raw)) ** 2, 1.0)
+        shares = of_scale * scales
+        of_rebalance = gain * (shares - scales * shares.sum())
+        return of_d, of_centers, of_temperature * slope, of_rebalance, shares.sum(), None, None
 
 
 def _check(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor, grad: Tensor | None = None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from malleable.data.faults import chosen_stresses
 from malleable.models.backbone import require_backbone
 from malleable.models.foreign import DEEPLAB, require_network
-from malleable.runs.config import Config, parse_config
+from malleable.runs.config import Config, TrainConfig, parse_config
 from malleable.runs.settings import UsageError, checked, merged, read_settings
 
 
@@ -70,7 +70,7 @@ def read_plan(path: Path, steps: int | None = None) -> Plan:
     """Read the study in a YAML file, which may build on others with ``base``.
 
     Args:
-        steps: updates of every run, instead of what the file says.
+        steps: updates of every run, instead of what the file says; it is validated as often as with those.
     """
     try:
         settings = read_settings(path)
@@ -97,9 +97,10 @@ def read_plan(path: Path, steps: int | None = None) -> Plan:
             raise UsageError(f"{where}: train.seed is set, but each run gets one of seeds; leave it out")
         if not config.train.validate_last:
             raise UsageError(f"{where}: train.validate_last is off, but a study reports that validation; leave it on")
+        recipe = config.train if steps is None else _shortened(config.train, steps)
         for place, seed in enumerate(seeds):
-            recipe = replace(config.train, seed=seed, **({} if steps is None else {"steps": steps}))
-            runs.append((-len(seeds), place, PlannedRun(name, seed, replace(config, train=recipe))))
+            planned = PlannedRun(name, seed, replace(config, train=replace(recipe, seed=seed)))
+            runs.append((-len(seeds), place, planned))
     if not runs:
         raise UsageError(f"{path} has no run: give it rows and seeds")
     ordered = tuple(run for _, _, run in sorted(runs, key=lambda entry: entry[:2]))
@@ -110,6 +111,11 @@ def read_plan(path: Path, steps: int | None = None) -> Plan:
     if faults and not file.stress:
         raise UsageError(f"{path}: faults has no effect without stress: true; add it, or leave faults out")
     return Plan(file.title, file.intro, file.out, file.record, tuple(file.rows), ordered, file.stress, faults)
+
+
+def _shortened(recipe: TrainConfig, steps: int) -> TrainConfig:
+    every = recipe.validate_every and max(1, round(recipe.validate_every * steps / recipe.steps))
+    return replace(recipe, steps=steps, validate_every=every)
 
 
 def part(runs: tuple[PlannedRun, ...], only: str | None) -> tuple[PlannedRun, ...]:
