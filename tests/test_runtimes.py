@@ -97,7 +97,7 @@ def test_a_compiled_layer_refuses_depth_of_another_batch() -> None:
 
 def test_export_with_dynamic_sizes() -> None:
     net = Net().eval()
-    program = torch.export.export(net, inputs(2, 32, 40), dynamic_shapes=DYNAMIC_DIMS)
+    program = torch.export.export(net, inputs(2, 32, 40), dynamic_shapes=DYNAMIC_DIMS, strict=False)
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     assert not [name for name in called if name.startswith("malleable")]  # plain operators that any runtime knows
     for size in ((2, 32, 40), (1, 37, 51), (3, 64, 33)):

@@ -95,14 +95,14 @@ class DepthConv2d(nn.Module):
         height, width = size
         if self.pads_same:
             padding = same_padding(size, self.kernel_size, self.stride, self.dilation)
-            return self.window._replace(padding=padding), (height, width)
+            return self.window.padded(padding), (height, width)
         if self.padded_at is None:
             return self.window, (height, width)
         rows, columns = (min(s, -(-n // self.padded_at)) for s, n in zip(size, geometry.depth.shape[-2:], strict=True))
         left, right, top, bottom = self.window.padding
         x, y = width - columns, height - rows
         padding = (left + x // 2, right + x - x // 2, top + y // 2, bottom + y - y // 2)
-        return self.window._replace(padding=padding), (rows, columns)
+        return self.window.padded(padding), (rows, columns)
 
     def crop(self, x: Tensor, geometry: Geometry) -> tuple[Tensor, Window]:
         """Cut out the part of x (N, C, H, W) that shows the geometry's image, for a window that pads it."""

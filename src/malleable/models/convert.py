@@ -84,8 +84,8 @@ class Converted(nn.Module):
         if depth is None or focal is None:
             missing = "depth" if depth is None else "focal"
             raise ValueError(f"{missing} is missing: call net(image, depth=depth, focal=focal)")
-        inputs = (*args, *kwargs.values())
-        image = next((value for value in inputs if isinstance(value, Tensor) and value.ndim == 4), depth)
+        inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim == 4]
+        image = inputs[0] if inputs else depth
         if image.shape[-2:] != depth.shape[-2:]:  # rates would be wrong
             resolution, given = tuple(image.shape[-2:]), tuple(depth.shape[-2:])
             raise ValueError(f"depth must have the resolution of the image, {resolution}, got {given}")
@@ -307,7 +307,7 @@ def _layer_like(conv2d: nn.Conv2d, layer_type: type[DepthConv2d], options: dict[
     if inside.pads == "same":
         layer.pads_same = True
     else:
-        layer.window = layer.window._replace(padding=inside.pads)
+        layer.window = layer.window.padded(inside.pads)
     if inside.standardise is not None:
         layer.standardise = inside.standardise.for_kernels(layer.kernels)
     return layer

@@ -140,7 +140,7 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
         """Do as the mixin does, but weights that do not fit are an error, and nothing is printed."""
         with redirect_stdout(None):
             network: Self = super()._from_pretrained(strict=strict, **arguments)
-        return network
+        return network.eval()  # older hubs leave it in training mode
 
 
 def deeplabv3plus(

@@ -36,6 +36,10 @@ class Window(NamedTuple):
         top, left = pair("padding", padding, minimum=0)
         return cls(kernel, step, (left, left, top, top), spread)
 
+    def padded(self, padding: tuple[int, int, int, int]) -> Window:
+        """Return the same window with another padding; PyTorch 2.7 does not compile ``_replace``."""
+        return Window(self.kernel_size, self.stride, padding, self.dilation)
+
     @property
     def taps(self) -> int:
         return self.kernel_size[0] * self.kernel_size[1]
