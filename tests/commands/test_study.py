@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -282,9 +283,9 @@ def test_a_study_that_was_told_to_stop_starts_no_other_run(study: Study) -> None
 def test_a_signal_while_a_run_is_being_started_reaches_it(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     popen = subprocess.Popen
 
-    def starting(command: list[str]) -> subprocess.Popen[bytes]:
+    def starting(command: list[str], **options: Any) -> subprocess.Popen[Any]:
         os.kill(os.getpid(), signal.SIGTERM)
-        return popen(command)
+        return popen(command, **options)
 
     monkeypatch.setattr(subprocess, "Popen", starting)
     patient = study.folder / "patient.py"
