@@ -44,7 +44,7 @@ lint: setup
 # As many steps as fit into the minutes on two cores, two networks at a time. Stopped, the same command goes on.
 MINUTES ?= 10
 demo: setup
-	$(BIN)/malleable study studies/demo/study.yaml --steps $$($(BIN)/python -c "print(max(10, round(60 * $(MINUTES))))") \
+	$(BIN)/malleable study studies/demo/study.yaml --steps $$($(BIN)/python -c "print(max(10, round(40 * $(MINUTES))))") \
 		--jobs 2 --out runs/demo/$(MINUTES)min --report runs/demo/report.html
 
 bench: setup
