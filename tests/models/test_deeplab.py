@@ -282,7 +282,7 @@ class TestPretrained:
         ({"backbone": "resnet19"}, r"got 'resnet19', did you mean 'resnet18'\?"),
         ({"backbone": "ResNet-50s"}, r"got 'ResNet-50s', did you mean 'resnet50s'\?"),
         ({"backbone": "densenet121"}, "'densenet121' does not take output_stride=16"),
-        ({"backbone": "hgnet_tiny"}, "'hgnet_tiny' gives features at"),
+        ({"backbone": "efficientvit_m0", "output_stride": 32}, "'efficientvit_m0' gives features at"),
         ({"output_stride": 4}, "output_stride must be 8, 16 or 32, got 4"),
         ({"stages": (1, 2)}, r"stages must be among \(2, 3, 4, 5\), got \(1, 2\)"),
         ({"num_classes": 0}, "num_classes must be at least 1, got 0"),
