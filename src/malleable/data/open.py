@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,29 +14,33 @@ from malleable.data.synthetic import SyntheticScenes, World
 _SYNTHETIC = {"train": (0, 1000), "val": (1, 200), "test": (2, 200), "other-camera": (3, 200)}
 """Each split of a synthetic world has this seed and length."""
 
-_OTHER_CAMERA: dict[str, Any] = {"size": (96, 128), "sensor": "stereo", "zoom": 0.75}
-"""What the last split is seen by: coarser, wider, and two small cameras 5.5 cm apart in rooms."""
+_SIZE = (120, 160)
+_OTHER_CAMERA: dict[str, Any] = {"sensor": "stereo", "zoom": 0.75}
+"""What the last split is seen by: wider, by a fifth coarser, and two small cameras 5.5 cm apart in rooms."""
 
 
 def open_dataset(source: str | Path, split: str, *, strict: bool = True) -> SampleDataset:
     """Open a split of ``source``: ``"rooms"``, ``"streets"``, a folder with dataset.json, or Cityscapes' tree.
 
-    A folder in the working directory goes before a world of the same name. ``strict`` as for ``FolderDataset``.
+    Scenes are 120 × 160; ``"rooms:72x96"`` are smaller. A folder in the working directory goes before a world of the
+    same name. ``strict`` as for ``FolderDataset``.
     """
     root = Path(source)
-    if _is_world(source):
+    if world := _world(source):
         if split not in _SYNTHETIC:
             raise ValueError(f"split must be one of {', '.join(_SYNTHETIC)}, got {split!r}")
         seed, length = _SYNTHETIC[split]
-        camera = _OTHER_CAMERA if split == "other-camera" else {}
-        return SyntheticScenes(source, seed=seed, length=length, keep=True, **camera)  # type: ignore[arg-type]
+        name, (height, width) = world
+        if split != "other-camera":
+            return SyntheticScenes(name, (height, width), seed, length, keep=True)
+        return SyntheticScenes(name, (4 * height // 5, 4 * width // 5), seed, length, keep=True, **_OTHER_CAMERA)
     return Cityscapes(root, split) if _is_cityscapes(root) else FolderDataset(root, split, strict=strict)
 
 
 def splits_of(source: str | Path) -> list[str]:
     """List the names of all splits of ``source``."""
     root = Path(source)
-    if _is_world(source):
+    if _world(source):
         return list(_SYNTHETIC)
     if _is_cityscapes(root):
         return [split for split in SPLITS if (root / "leftImg8bit" / split).is_dir()]
@@ -45,8 +50,12 @@ def splits_of(source: str | Path) -> list[str]:
     return names
 
 
-def _is_world(source: str | Path) -> bool:
-    return str(source) in get_args(World) and not Path(source).exists()
+def _world(source: str | Path) -> tuple[World, tuple[int, int]] | None:
+    """Read the name and size (height, width) of a synthetic world, None if ``source`` is none."""
+    found = re.fullmatch(r"(\w+)(?::(\d+)x(\d+))?", str(source))
+    if found is None or found[1] not in get_args(World) or Path(source).exists():
+        return None
+    return found[1], _SIZE if found[2] is None else (int(found[2]), int(found[3]))  # type: ignore[return-value]
 
 
 def _is_cityscapes(root: Path) -> bool:

@@ -207,5 +207,16 @@ def test_worlds_open_by_name_with_disjoint_splits():
     assert (other.sensor, other.zoom, other.size, len(other)) == ("stereo", 0.75, (96, 128), 200)
 
 
+def test_worlds_open_smaller():
+    assert splits_of("streets:72x96") == splits_of("streets")
+    assert open_dataset("rooms:72x96", "val").size == (72, 96)
+    assert open_dataset("rooms:72x96", "other-camera").size == (57, 76)
+    for wrong in ("rooms:72", "rooms:x96", "rooms:72x96x3", "halls:72x96"):
+        with pytest.raises(FileNotFoundError, match="rooms, streets"):
+            open_dataset(wrong, "val")
+    with pytest.raises(ValueError, match="size must be"):
+        open_dataset("rooms:4x96", "val")
+
+
 def test_a_folder_opens_by_its_path(folder):
     assert open_dataset(folder(), "train").ids == ["a", "b"]
