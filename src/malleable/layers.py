@@ -13,7 +13,8 @@ from typing_extensions import Self
 from malleable.assign import Invalid, depth_aware_assign, handle_invalid, hard_assign, malleable_assign
 from malleable.geometry import Geometry
 from malleable.ops.depth_conv2d import check_features, convolve
-from malleable.ops.direct import is_exporting
+from malleable.ops.direct import is_direct, is_exporting
+from malleable.ops.malleable_conv2d import malleable_conv2d
 from malleable.ops.scaled_assign import assign_of_parameters, scaled_assign, temperature_of
 from malleable.ops.window import Pair, Window, same_padding
 
@@ -163,11 +164,19 @@ class DepthConv2d(nn.Module):
 
     def forward(self, x: Tensor, geometry: Geometry) -> Tensor:
         """Map x (N, C, H, W), at any rate of the geometry's image, to (N, O, Hout, Wout), as ``nn.Conv2d`` does."""
-        _check_inputs(x, self.weight, self.window, self.groups, geometry)
-        assign = self.assign(geometry, x.shape[-2:], torch.promote_types(x.dtype, torch.float32))
+        weight, size = self.effective_weight(), x.shape[-2:]
+        _check_inputs(x, weight, self.window, self.groups, geometry)
         x, window = self.crop(x, geometry)
+        y = self._at_once(x, weight, geometry, window)
+        if y is not None:
+            return y
+        assign = self.assign(geometry, size, torch.promote_types(x.dtype, torch.float32))
         center = self.at_equal_depth() if self.invalid == "same" and is_exporting() else None
-        return convolve(x, self.effective_weight(), assign, self.bias, window, self.groups, center=center)
+        return convolve(x, weight, assign, self.bias, window, self.groups, center=center)
+
+    def _at_once(self, x: Tensor, weight: Tensor, geometry: Geometry, window: Window) -> Tensor | None:
+        """Assign and convolve in one step, or None where that is not possible."""
+        return None
 
     def extra_repr(self) -> str:
         settings = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"]
@@ -320,6 +329,17 @@ class MalleableConv2d(DepthConv2d):
         scale = (self.scales * self.gain).to(dtype)
         assign = scaled_assign(d, self.centers.to(dtype), self.temperature.to(dtype), scale)
         return handle_invalid(assign, valid, self.invalid, scale)
+
+    def _at_once(self, x: Tensor, weight: Tensor, geometry: Geometry, window: Window) -> Tensor | None:
+        if self.invalid != "same" or type(self).assign is not MalleableConv2d.assign or not is_direct(x):
+            return None
+        own: dict[str, Any] = {**self._parameters, **self._buffers}  # attributes of a module are slow
+        try:
+            field = (own["centers"], own["raw_temperature"], own["rebalance"], own["gain"], (_BEND, _COLDEST))
+        except KeyError:  # a parametrization computes one of them
+            return None
+        d, _ = geometry.relative_depth(window, x.shape[-2:])
+        return malleable_conv2d(x, weight, self.bias, d, *field, window, self.groups)
 
     def extra_repr(self) -> str:
         parameters = zip(LEARNABLE, (self.centers, self.raw_temperature, self.rebalance), strict=True)

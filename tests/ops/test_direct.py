@@ -23,7 +23,7 @@ def needs_library() -> None:
 @pytest.fixture
 def the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on nothing is called directly."""
-    for module in ("depth_conv2d", "scaled_assign", "differences"):
+    for module in ("depth_conv2d", "malleable_conv2d", "scaled_assign", "differences"):
         monkeypatch.setattr(import_module(f"malleable.ops.{module}"), "is_direct", lambda *tensors: False)
 
 

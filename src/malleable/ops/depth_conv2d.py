@@ -170,28 +170,29 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return _through_operator(ctx, grad, ctx.saved_tensors)
-
-
-def _through_operator(ctx: Any, grad: Tensor, saved: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-    x, weight, assign = saved
-    needs = list(ctx.needs_input_grad[:3])
-    gradients: list[Tensor | None] = [None] * 3
+    saved, needs = ctx.saved_tensors, list(ctx.needs_input_grad[:3])
+    found: list[Tensor | None] = [None] * 3
     if any(needs) and is_recorded(grad, *saved):
         stride, padding, dilation, groups, _ = ctx.settings
-        gradients = _recorded_gradients(grad, saved, _window(weight, stride, padding, dilation), groups, needs)
+        found = _recorded_gradients(grad, saved, _window(saved[1], stride, padding, dilation), groups, needs)
     elif any(needs):
-        computed = operator_backward(grad, x, weight, assign, *ctx.settings, needs)
-        gradients = [g if need else None for g, need in zip(computed, needs, strict=True)]
+        found = _through_operator(grad, saved, ctx.settings, needs)
     grad_bias = grad.sum((0, 2, 3)) if ctx.needs_input_grad[3] else None
-    return (*gradients, grad_bias, *[None] * len(ctx.settings))
+    return (*found, grad_bias, *[None] * len(ctx.settings))
+
+
+def _through_operator(
+    grad: Tensor, saved: tuple[Tensor, ...], settings: Sequence[Any], needs: list[bool]
+) -> list[Tensor | None]:
+    computed = operator_backward(grad, *saved, *settings, needs)
+    return [g if need else None for g, need in zip(computed, needs, strict=True)]
 
 
 def _recorded_gradients(
     grad: Tensor, saved: tuple[Tensor, ...], window: Window, groups: int, needs: Sequence[bool]
 ) -> list[Tensor | None]:
     """Compute gradients that can be differentiated again, as autograd does it for the equation in PyTorch."""
-    with torch.enable_grad(), _without_autocast(grad.device.type):
+    with torch.enable_grad(), without_autocast(grad.device.type):
         x, weight, assign = inputs = [t.view_as(t) for t in saved]
         y = plain.forward(x, weight, assign, window, groups)
         wanted = [t for t, need in zip(inputs, needs, strict=True) if need]
@@ -222,16 +223,25 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, assign = ctx.saved_tensors  # once: activation checkpointing gives each of them away once
-        if is_recorded(grad, x, weight, assign) or is_batched(grad) or not is_direct(grad, x, weight, assign):
-            ctx.settings = _settings(*ctx.call)
-            return _through_operator(ctx, grad, (x, weight, assign))[:4] + (None,) * 3
-        needs = ctx.needs_input_grad
+        saved = ctx.saved_tensors  # once: activation checkpointing gives each of them away once
         window, groups, engine = ctx.call
-        gradients: list[Tensor | None] = [None] * 3
-        if any(needs[:3]):
-            gradients = _backward(grad, x, weight, assign, window, groups, engine, needs[:3])
-        return (*gradients, grad.sum((0, 2, 3)) if needs[3] else None, None, None, None)
+        needs = ctx.needs_input_grad
+        found = gradients(grad, saved, window, groups, engine, needs[:3])
+        return (*found, grad.sum((0, 2, 3)) if needs[3] else None, None, None, None)
+
+
+def gradients(
+    grad: Tensor, saved: tuple[Tensor, ...], window: Window, groups: int, engine: str, needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """Compute the gradients of x, weight and assign, None where not needed, in the way that suits who asks."""
+    if not any(needs):
+        return [None] * 3
+    if is_recorded(grad, *saved):
+        return _recorded_gradients(grad, saved, window, groups, needs)
+    if is_batched(grad) or not is_direct(grad, *saved):
+        return _through_operator(grad, saved, _settings(window, groups, engine), list(needs))
+    x, weight, assign = saved
+    return _backward(grad, x, weight, assign, window, groups, engine, needs)
 
 
 def _settings(window: Window, groups: int, engine: str) -> tuple[list[int], list[int], list[int], int, str]:
@@ -242,8 +252,8 @@ def _settings(window: Window, groups: int, engine: str) -> tuple[list[int], list
 def _forward(
     x: Tensor, weight: Tensor, assign: Tensor, bias: Tensor | None, window: Window, groups: int, engine: str
 ) -> Tensor:
-    run = _engine_for(x, weight, assign, bias, window, groups, engine)
-    with _without_autocast(x.device.type):
+    run = engine_for(x, weight, assign, bias, window, groups, engine)
+    with without_autocast(x.device.type):
         try:
             y = run.forward(x, weight, assign, window, groups)
         except LaunchError as error:
@@ -264,12 +274,12 @@ def _backward(
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
     """Compute the gradients of x, weight and assign, laid out as these are; None where not needed."""
-    run = _engine_for(x, weight, assign, None, window, groups, engine)
+    run = engine_for(x, weight, assign, None, window, groups, engine)
     _check_alike(x, grad=grad)
     expected = (x.shape[0], weight.shape[0] // assign.shape[1], *assign.shape[-2:])
     check_shape("grad", grad, "(N, O, Hout, Wout)", expected)
     call = (x, weight, assign, window, groups)
-    with _without_autocast(x.device.type):
+    with without_autocast(x.device.type):
         try:
             gradients = run.backward(grad, *call, (needs[0], needs[1], needs[2]))
         except LaunchError as error:
@@ -284,8 +294,8 @@ _engines: dict[Hashable, Engine] = {}  # of CPU calls that passed the checks
 _MOST_CALLS = 4096
 
 
-def _engine_for(
-    x: Tensor, weight: Tensor, assign: Tensor, bias: Tensor | None, window: Window, groups: int, engine: str
+def engine_for(
+    x: Tensor, weight: Tensor, assign: Tensor, bias: Tensor | None, window: Window, groups: int, engine: str = "auto"
 ) -> Engine:
     """Check a call and choose its engine; once for all calls on the CPU that are alike, as layers make them."""
     tensors = (x, weight, assign) if bias is None else (x, weight, assign, bias)
@@ -301,9 +311,13 @@ def _engine_for(
     return run
 
 
-def _without_autocast(device: str) -> AbstractContextManager[None]:
+def without_autocast(device: str) -> AbstractContextManager[None]:
+    """Run what follows in the dtypes it comes in."""
     off = not _has_autocast(device) or not torch.is_autocast_enabled(device)
-    return nullcontext() if off else cast(AbstractContextManager[None], torch.autocast(device, enabled=False))
+    return _NOTHING if off else cast(AbstractContextManager[None], torch.autocast(device, enabled=False))
+
+
+_NOTHING = nullcontext()
 
 
 @register_flop_formula(torch.ops.malleable.depth_conv2d)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from malleable.ops.direct import is_direct, is_recorded, pointer
 from malleable.ops.engines import wish
-from malleable.ops.engines.native import Problem
+from malleable.ops.engines.native import Problem, check
 from malleable.ops.engines.native.build import library
 from malleable.ops.window import Window
 
@@ -37,26 +39,40 @@ def fast_differences(
     """
     if not depth.dtype == focal.dtype == torch.float32 or is_recorded(depth, focal):
         return None
-    output = window.output_size(size)
-    height, width = (
-        (o - 1) * s + d * (k - 1) + 1
-        for o, s, d, k in zip(output, window.stride, window.dilation, window.kernel_size, strict=True)
-    )
-    if min(output) < 1 or depth.shape[0] * height * width > _MOST:
-        return None
     if not is_direct(depth, focal) or wish() not in ("auto", "native"):
         return None
     built = library()
     if isinstance(built, str):
         return None
-    batch, focal = depth.shape[0], focal.contiguous()
-    value = torch.empty(batch, window.taps, *output)
-    valid = torch.empty(batch, window.taps, *output, dtype=torch.bool)
+    call = _call(built, depth.shape, depth.stride(), window, size, torch.get_num_threads())
+    if call is None:
+        return None
+    run, shape = call
+    focal = focal.contiguous()
+    value = torch.empty(shape, dtype=torch.float32, device=depth.device)
+    valid = torch.empty(shape, dtype=torch.bool, device=depth.device)
+    check(run(pointer(depth), pointer(focal), rate, unit, *bounds, pointer(value), pointer(valid)))
+    return value, valid
+
+
+@functools.lru_cache(maxsize=1024)
+def _call(
+    built: ctypes.CDLL,
+    depth: torch.Size,
+    strides: tuple[int, ...],
+    window: Window,
+    size: tuple[int, int],
+    threads: int,
+) -> tuple[Callable[..., int], tuple[int, ...]] | None:
+    """Find the function for depth of such a shape and strides, and the shape of what it writes."""
+    batch, output = depth[0], window.output_size(size)
+    height, width = (
+        (o - 1) * s + d * (k - 1) + 1
+        for o, s, d, k in zip(output, window.stride, window.dilation, window.kernel_size, strict=True)
+    )
+    if min(output) < 1 or batch * height * width > _MOST:
+        return None
     left, _, top, _ = window.padding
     grid = (*window.kernel_size, *window.stride, *window.dilation, top, left)
-    problem = Problem(batch, 1, 1, 1, 1, *size, *output, *grid, torch.get_num_threads(), depth.stride())
-    numbers = map(ctypes.c_float, (unit, *bounds))
-    pointers = ctypes.byref(problem), pointer(depth), pointer(focal)
-    if built.depth_difference(*pointers, ctypes.c_int32(rate), *numbers, pointer(value), pointer(valid)):
-        raise MemoryError("not enough memory for the workspace of the CPU engine")
-    return value, valid
+    problem = Problem(batch, 1, 1, 1, 1, *size, *output, *grid, threads, strides)
+    return functools.partial(built.depth_difference, ctypes.byref(problem)), (batch, window.taps, *output)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -17,7 +15,10 @@ def is_direct(*tensors: Tensor | None) -> bool:
         return False
     if torch._C._len_torch_dispatch_stack() or is_transformed():
         return False
-    return all(t is None or (type(t) in _ORDINARY and t.is_cpu) for t in tensors)
+    for t in tensors:  # noqa: SIM110  # all() takes half as long again
+        if t is not None and (type(t) not in _ORDINARY or not t.is_cpu):
+            return False
+    return True
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -45,9 +46,13 @@ def is_batched(grad: Tensor) -> bool:
 
 def is_recorded(*tensors: Tensor | None) -> bool:
     """Tell whether autograd will want a gradient of what is computed from these."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for t in tensors:
+            if t is not None and t.requires_grad:
+                return True
+    return False
 
 
-def pointer(t: Tensor) -> ctypes.c_void_p:
+def pointer(t: Tensor) -> int:
     """Return the address of the data of ``t``."""
-    return ctypes.c_void_p(t.data_ptr())
+    return t.data_ptr()

@@ -6,7 +6,6 @@ Where there is no C++ library, autograd differentiates the equations: no graph c
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from math import prod
 from typing import Any, cast
@@ -30,7 +29,7 @@ def scaled_assign(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor
 
     d is (N, taps, Hout, Wout), centers are (K + 2,), temperature is a scalar and scale (K,).
     """
-    if is_direct(d, centers, temperature, scale) and _fits(d, centers, temperature, scale) and _is_usable():
+    if is_direct(d, centers, temperature, scale) and fits(d, centers, temperature, scale):
         if is_recorded(d, centers, temperature, scale):
             return cast(Tensor, _Recorded.apply(d, centers, temperature, scale))
         return _forward(d, centers, temperature, scale)
@@ -78,25 +77,40 @@ def assign_of_parameters(
     None where that is not possible.
     """
     tensors = (d, centers, raw_temperature, rebalance, gain)
-    if not is_direct(*tensors) or not _fits(*tensors) or not _is_usable():
+    if not is_direct(*tensors) or not fits(*tensors):
         return None
     if is_recorded(*tensors):
         return cast(Tensor, _RecordedOfParameters.apply(*tensors, bend, coldest))
-    return _forward_of_parameters(tensors, bend, coldest)
+    return _forward_of_parameters(*tensors, bend, coldest)
 
 
-def _forward_of_parameters(tensors: Sequence[Tensor], bend: float, coldest: float) -> Tensor:
-    d, centers, raw_temperature, rebalance, gain = (t.contiguous() for t in tensors)
+def _forward_of_parameters(
+    d: Tensor,
+    centers: Tensor,
+    raw_temperature: Tensor,
+    rebalance: Tensor,
+    gain: Tensor,
+    bend: float,
+    coldest: float,
+) -> Tensor:
+    """Do as :func:`assign_of_parameters` for tensors that :func:`fits` took, past autograd."""
+    d, centers, rebalance = d.contiguous(), centers.contiguous(), rebalance.contiguous()
     kernels = rebalance.shape[0]
     out = _new_output(d, kernels)
     _call("malleable_assign_of", d, kernels, centers, raw_temperature, bend, coldest, rebalance, gain, out)
     return out
 
 
-def _fits(*tensors: Tensor) -> bool:
-    """Tell whether the C++ knows these: all float32, and not more kernels than it has room for."""
-    single = {t.dtype for t in tensors} == {torch.float32}
-    return single and tensors[0].ndim == 4 and tensors[1].shape[0] <= _MOST_KERNELS + 2
+def fits(*tensors: Tensor) -> bool:
+    """Tell whether the C++ can compute with d, centers, a temperature, K numbers, and another one if given."""
+    for t in tensors:
+        if t.dtype != torch.float32:
+            return False
+    d, centers, temperature, scale, *gain = tensors
+    kernels = scale.numel()
+    if d.ndim != 4 or kernels > _MOST_KERNELS or centers.shape != (kernels + 2,) or scale.ndim != 1:
+        return False
+    return all(t.ndim == 0 for t in (temperature, *gain)) and _is_usable()
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -125,7 +139,7 @@ def _(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor) -> Tensor:
 
 
 def _new_output(d: Tensor, kernels: int) -> Tensor:
-    return torch.empty((d.shape[0], kernels, *d.shape[1:]), dtype=d.dtype, device=d.device)
+    return d.new_empty((d.shape[0], kernels, *d.shape[1:]))
 
 
 @torch.library.custom_op("malleable::scaled_assign_backward", mutates_args=())
@@ -145,7 +159,7 @@ def _gradients(
     _check(d, centers, temperature, scale, grad)
     grad, d, centers, scale = (t.contiguous() for t in (grad, d, centers, scale))
     kernels = len(scale)
-    grad_d, sums = torch.empty_like(d) if of_d else None, torch.empty(2 * kernels + 3, dtype=torch.float64)
+    grad_d, sums = torch.empty_like(d) if of_d else None, d.new_empty(2 * kernels + 3, dtype=torch.float64)
     _call("malleable_assign_backward", d, kernels, centers, temperature.item(), scale, grad_d, sums, first=grad)
     sums = sums.to(d.dtype)
     return grad_d, sums[: kernels + 2], sums[kernels + 2], sums[kernels + 3 :]
@@ -179,10 +193,10 @@ def _call(function: str, d: Tensor, kernels: int, *rest: Tensor | float | None, 
     built = library()
     if isinstance(built, str):
         raise RuntimeError(f"malleable::scaled_assign is C++ only: {built}")
-    sizes = (ctypes.c_int64(d.shape[0]), ctypes.c_int64(prod(d.shape[1:])), ctypes.c_int32(kernels))
+    shape = d.shape
     given = (d, *rest) if first is None else (first, d, *rest)
-    arguments = (pointer(a) if isinstance(a, Tensor) else a if a is None else ctypes.c_float(a) for a in given)
-    getattr(built, function)(*sizes, *arguments, torch.get_num_threads())
+    arguments = [pointer(a) if isinstance(a, Tensor) else a for a in given]
+    getattr(built, function)(shape[0], prod(shape[1:]), kernels, *arguments, torch.get_num_threads())
 
 
 class _Recorded(torch.autograd.Function):
@@ -209,31 +223,36 @@ class _RecordedOfParameters(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         ctx.save_for_backward(*arguments[:5])
         ctx.bounds = arguments[5:]
-        return _forward_of_parameters(arguments[:5], *ctx.bounds)
+        return _forward_of_parameters(*arguments)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # once: activation checkpointing gives each of them away once
         bend, coldest = ctx.bounds
-        if is_recorded(grad, *saved) or is_batched(grad) or not is_direct(grad, *saved):
-            again = torch.is_grad_enabled()
-            with torch.enable_grad():
-                inputs = [t.view_as(t) for t in saved]
-                d, centers, raw, rebalance, gain = inputs
-                y = scaled_assign(d, centers, temperature_of(raw, bend, coldest), rebalance.softmax(0) * gain)
-                wanted = [t for t in inputs if t.requires_grad]
-                found = iter(torch.autograd.grad(y, wanted, grad, create_graph=again))
-            return (*(next(found) if t.requires_grad else None for t in inputs), None, None)
-        d, centers, raw, rebalance, gain = saved
-        scales = rebalance.softmax(0)
-        temperature = temperature_of(raw, bend, coldest)
-        of_d, of_centers, of_temperature, of_scale = _gradients(
-            grad, d, centers, temperature, scales * gain, ctx.needs_input_grad[0]
-        )
-        slope = torch.where(raw < bend, (bend / (2 * bend - raw)) ** 2, 1.0)
-        shares = of_scale * scales
-        of_rebalance = gain * (shares - scales * shares.sum())
-        return of_d, of_centers, of_temperature * slope, of_rebalance, shares.sum(), None, None
+        return *gradients_of_parameters(grad, saved, bend, coldest, ctx.needs_input_grad[0]), None, None
+
+
+def gradients_of_parameters(
+    grad: Tensor, saved: Sequence[Tensor], bend: float, coldest: float, of_d: bool
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of the tensors of :func:`assign_of_parameters`, that of d only if it is needed."""
+    if is_recorded(grad, *saved) or is_batched(grad) or not is_direct(grad, *saved):
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            inputs = [t.view_as(t) for t in saved]
+            d, centers, raw, rebalance, gain = inputs
+            y = scaled_assign(d, centers, temperature_of(raw, bend, coldest), rebalance.softmax(0) * gain)
+            wanted = [t for t in inputs if t.requires_grad]
+            found = iter(torch.autograd.grad(y, wanted, grad, create_graph=again))
+        return tuple(next(found) if t.requires_grad else None for t in inputs)
+    d, centers, raw, rebalance, gain = saved
+    scales = rebalance.softmax(0)
+    temperature = temperature_of(raw, bend, coldest)
+    grad_d, of_centers, of_temperature, of_scale = _gradients(grad, d, centers, temperature, scales * gain, of_d)
+    slope = torch.where(raw < bend, (bend / (2 * bend - raw)) ** 2, 1.0)
+    shares = of_scale * scales
+    of_rebalance = gain * (shares - scales * shares.sum())
+    return grad_d, of_centers, of_temperature * slope, of_rebalance, shares.sum()
 
 
 def _check(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor, grad: Tensor | None = None) -> None:

@@ -53,12 +53,9 @@ class Window(NamedTuple):
     def output_size(self, size: Sequence[int]) -> tuple[int, int]:
         """Compute the size of the output map for an input map of ``size`` (height, width)."""
         left, right, top, bottom = self.padding
-        padded = (size[0] + top + bottom, size[1] + left + right)
-        height, width = (
-            (n - d * (k - 1) - 1) // s + 1
-            for n, k, s, d in zip(padded, self.kernel_size, self.stride, self.dilation, strict=True)
-        )
-        return height, width
+        (kh, kw), (sy, sx), (dy, dx) = self.kernel_size, self.stride, self.dilation
+        height = (size[0] + top + bottom - dy * (kh - 1) - 1) // sy + 1
+        return height, (size[1] + left + right - dx * (kw - 1) - 1) // sx + 1
 
     def views(self, x: Tensor) -> Iterator[Tensor]:
         """Yield what each tap reads of the zero-padded ``x`` (N, C, H, W), in tap order: views (N, C, Hout, Wout)."""

@@ -122,10 +122,10 @@ class Emulated:
             path.write_bytes(bytes(argument._obj))
         elif argument is None:
             return "null"
-        elif isinstance(argument, ctypes.c_float):
-            return f"f:{argument.value!r}"
+        elif isinstance(argument, float):
+            return f"f:{argument!r}"
         else:
-            return f"i:{getattr(argument, 'value', argument)}"
+            return f"i:{argument}"
         return str(path)
 
 
@@ -149,7 +149,7 @@ def test_every_kernel_on_an_emulated_processor(target: str, monkeypatch: pytest.
             depth[:, :, 10:15, 20:30] = 0
             with monkeypatch.context() as context:
                 context.setenv("MALLEABLE_ENGINE", "native")
-                for module in ("engines.native", "scaled_assign", "differences"):
+                for module in ("engines.native", "malleable_conv2d", "scaled_assign", "differences"):
                     context.setattr(import_module(f"malleable.ops.{module}"), "library", lambda: emulated)
                     context.setattr(import_module(f"malleable.ops.{module}"), "pointer", lambda t: t)
                 actual = results(rounded, x, depth)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +17,12 @@ from malleable.ops.window import Window
 
 name = "native"
 
+_PATHS = ("dense", "depthwise", "grouped")  # as csrc/malleable.cpp numbers them
 _SUFFIX = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _WORKSPACE = 32 * 2**20  # bytes a thread may use
 _LARGEST = 2**30  # sums of two of these still fit the C++ integers
 _NARROW = 32  # channels; groups with fewer do not fill vectors with channels but with pixels
+_FEW = 16  # channels; the same for maps with fewer, such as images
 
 
 class Problem(ctypes.Structure):
@@ -54,12 +58,13 @@ def can_run(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: i
 
 
 def forward(x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int) -> Tensor:
-    shape = (x.shape[0], weight.shape[0] // assign.shape[1], *assign.shape[-2:])
-    y = torch.empty(shape, dtype=x.dtype, memory_format=output_format(x, weight))
+    kernels, layout = assign.shape[1], output_format(x, weight)
+    shape = (x.shape[0], weight.shape[0] // kernels, *assign.shape[-2:])
+    y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout)
     if y.numel():
-        strides = x.stride(), y.stride()
-        problem = _problem(x.shape, y.shape, assign.shape[1], window, groups, torch.get_num_threads(), *strides)
-        _call("forward", problem, x, weight.contiguous(), assign.contiguous(), y)
+        weight, assign = weight.contiguous(), assign.contiguous()
+        call = (x.dtype, x.shape, shape, kernels, window, groups, torch.get_num_threads(), x.stride(), y.stride())
+        check(_kernel(library(), "forward", *call)(pointer(x), pointer(weight), pointer(assign), pointer(y)))
     return y
 
 
@@ -72,30 +77,48 @@ def backward(
     grad_assign = torch.zeros_like(assign, dtype=torch.float32) if needs[2] else None
     if grad.numel():
         strides = x.stride(), grad.stride(), (x if grad_x is None else grad_x).stride()
-        problem = _problem(x.shape, grad.shape, assign.shape[1], window, groups, torch.get_num_threads(), *strides)
-        _call("backward", problem, grad, x, weight, assign, grad_x, grad_weight, grad_assign)
+        call = (x.dtype, x.shape, grad.shape, assign.shape[1], window, groups, torch.get_num_threads(), *strides)
+        tensors = (grad, x, weight, assign, grad_x, grad_weight, grad_assign)
+        check(_kernel(library(), "backward", *call)(*(None if t is None else pointer(t) for t in tensors)))
     return grad_x, grad_weight, None if grad_assign is None else grad_assign.to(x.dtype)
 
 
-def _call(direction: str, problem: Problem, first: Tensor, *rest: Tensor | None) -> None:
+def malleable(x: Tensor, y: Tensor, kernels: int, window: Window, groups: int, threads: int) -> Callable[..., int]:
+    """Find the function that assigns and convolves, for maps of the sizes and strides of x and y, both float32."""
     built = library()
     assert not isinstance(built, str), built
-    path = _path(problem.channels, problem.out_channels, problem.groups)
-    pointers = (None if t is None else pointer(t) for t in (first, *rest))
-    if getattr(built, f"{path}_{direction}_{_SUFFIX[first.dtype]}")(ctypes.byref(problem), *pointers):
+    problem = _problem(x.shape, y.shape, kernels, window, groups, threads, x.stride(), y.stride())
+    path = _PATHS.index(_path(x.shape[1], y.shape[1], groups))
+    return functools.partial(built.malleable_conv2d, ctypes.byref(problem), path)
+
+
+def check(failed: int) -> None:
+    """Raise an error if a kernel says that it failed, for which there is one reason."""
+    if failed:
         raise MemoryError("not enough memory for the workspace of the CPU engine")
 
 
 def _path(channels: int, out_channels: int, groups: int) -> str:
     if groups == channels == out_channels and groups > 1:
         return "depthwise"
-    return "grouped" if groups > 1 and min(channels, out_channels) // groups < _NARROW else "dense"
+    narrow = channels < _FEW if groups == 1 else min(channels, out_channels) // groups < _NARROW
+    return "grouped" if narrow else "dense"
 
 
 @functools.lru_cache(maxsize=1024)
+def _kernel(
+    built: ctypes.CDLL | str, direction: str, dtype: torch.dtype, x: torch.Size, y: Sequence[int], *rest: Any
+) -> Callable[..., int]:
+    """Find the function for a call of such sizes, kernels, window, groups, threads and strides."""
+    assert not isinstance(built, str), built
+    kernels, window, groups, *others = rest
+    function = getattr(built, f"{_path(x[1], y[1], groups)}_{direction}_{_SUFFIX[dtype]}")
+    return functools.partial(function, ctypes.byref(_problem(x, y, kernels, window, groups, *others)))
+
+
 def _problem(
     x: torch.Size,
-    y: torch.Size,
+    y: Sequence[int],
     kernels: int,
     window: Window,
     groups: int,

@@ -33,6 +33,8 @@ def library() -> ctypes.CDLL | str:
     found = (None if os.environ.get("CXX") else _prebuilt()) or _built()
     if isinstance(found, str):
         logger.warning("%s; convolutions on the CPU will be slower", found)
+    else:
+        _declare(found)
     return found
 
 
@@ -43,6 +45,25 @@ def origin() -> str:
         return found
     path = Path(found._name)
     return f"prebuilt for {path.stem}" if path.parent == PREBUILT else f"built on this machine, {path}"
+
+
+def _declare(built: ctypes.CDLL) -> None:
+    """Say what the functions of ``csrc/`` take: ctypes would cut addresses short, and is slow where it has to guess."""
+    long, integer, real, address = ctypes.c_int64, ctypes.c_int32, ctypes.c_float, ctypes.c_void_p
+    sizes = [long, long, integer]
+    arguments = {
+        "depth_difference": [*[address] * 3, integer, *[real] * 3, *[address] * 2],
+        "malleable_assign": [*sizes, *[address] * 2, real, *[address] * 2, integer],
+        "malleable_assign_of": [*sizes, *[address] * 3, *[real] * 2, *[address] * 3, integer],
+        "malleable_assign_backward": [*sizes, *[address] * 3, real, *[address] * 3, integer],
+    }
+    arguments["malleable_conv2d"] = [address, integer, *[address] * 8, *[real] * 2, *[address] * 2]
+    for path in ("dense", "depthwise", "grouped"):
+        for dtype in ("float32", "bfloat16", "float16"):
+            if hasattr(built, f"{path}_forward_{dtype}"):  # not every compiler knows float16
+                arguments |= {f"{path}_forward_{dtype}": [address] * 5, f"{path}_backward_{dtype}": [address] * 8}
+    for name, types in arguments.items():
+        getattr(built, name).argtypes = types
 
 
 def _prebuilt() -> ctypes.CDLL | None:

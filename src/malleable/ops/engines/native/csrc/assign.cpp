@@ -11,46 +11,49 @@ typedef int32_t IntVec __attribute__((vector_size(kLanes * sizeof(int32_t)), ali
 constexpr int kMostKernels = 30;
 constexpr float kFarthest = 1e6f;  // as in malleable/assign.py
 
-inline Vec abs(Vec v) { return v < 0 ? -v : v; }
+inline IntVec bits_of(Vec v) { return reinterpret_cast<const IntVec&>(v); }
+inline Vec abs(Vec v) {
+  const IntVec bits = bits_of(v) & 0x7fffffff;
+  return reinterpret_cast<const Vec&>(bits);
+}
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 
 // e to the x for x <= 0, to about one unit in the last place; 0 below the range of float.
 inline Vec exponential(Vec x) {
-  const Vec bounded = larger(x, broadcast(-87.0f));
-  const Vec turns = bounded * 1.44269504f - 0.5f;
-  const IntVec n = __builtin_convertvector(turns, IntVec);  // truncates towards zero: rounds, as turns < 0
-  const Vec whole = __builtin_convertvector(n, Vec);
-  const Vec r = (bounded - whole * 0.693359375f) + whole * 2.12194440e-4f;
-  Vec e = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  e = e * r + 8.3334519073e-3f;
-  e = e * r + 4.1665795894e-2f;
-  e = e * r + 1.6666665459e-1f;
-  e = e * r + 5.0000001201e-1f;
-  e = e * r * r + r + 1.0f;
-  const IntVec bits = (n + 127) << 23;
-  e *= reinterpret_cast<const Vec&>(bits);
-  return x < -87.0f ? Vec{} : e;
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: a number added to it is rounded, and ends up in its last bits
+  const auto tiny = x < -87.0f;
+  const Vec bounded = tiny ? broadcast(-87.0f) : x;
+  const Vec turns = bounded * 1.44269504f + kRound;
+  const Vec r = bounded * 1.44269504f - (turns - kRound);
+  Vec e = r * 1.535336188e-4f + 1.339887440e-3f;  // 2 to the r
+  e = e * r + 9.618437357e-3f;
+  e = e * r + 5.550332471e-2f;
+  e = e * r + 2.402264791e-1f;
+  e = e * r + 6.931472028e-1f;
+  e = e * r + 1.0f;
+  const IntVec bits = bits_of(e) + (bits_of(turns) << 23);
+  return tiny ? Vec{} : reinterpret_cast<const Vec&>(bits);
 }
 
-// h_j for j = 0 ... K + 1 and its slope in d (Eqs. 6 and 7), then the softmax over j. K = 0 stands for a number that is
+// h_j for j = 0 ... K + 1 and half its slope in d (Eqs. 6 and 7), then the softmax over j. K = 0 stands for a number that is
 // known only when it runs.
 template <int K>
 struct Classes {
   static constexpr int kMost = K ? K : kMostKernels;
-  Vec h[kMost + 2], slope[kMost + 2], share[kMost + 2];
+  Vec h[kMost + 2], half_slope[kMost + 2], share[kMost + 2];
   inline __attribute__((always_inline)) void compute(Vec d, const float* centers, int kernels, float inverse_temperature) {
     Vec highest{};
     MALLEABLE_UNROLL
     for (int j = 0; j < kernels + 2; ++j) {
       const Vec offset = d - centers[j];
       if (j == 0) {
-        slope[j] = abs(offset) * (-2 * inverse_temperature);
+        half_slope[j] = abs(offset) * -inverse_temperature;
       } else if (j == kernels + 1) {
-        slope[j] = abs(offset) * (2 * inverse_temperature);
+        half_slope[j] = abs(offset) * inverse_temperature;
       } else {
-        slope[j] = offset * (-2 * inverse_temperature);
+        half_slope[j] = offset * -inverse_temperature;
       }
-      h[j] = offset * slope[j] * 0.5f;
+      h[j] = offset * half_slope[j];
       highest = j == 0 ? h[j] : larger(highest, h[j]);
     }
     Vec total{};
@@ -61,6 +64,11 @@ struct Classes {
     for (int j = 0; j < kernels + 2; ++j) share[j] *= inverse;
   }
 };
+
+inline bool is_zero(Vec v) {
+  constexpr Vec kZero{};
+  return std::memcmp(&v, &kZero, sizeof(Vec)) == 0;
+}
 
 inline Vec bounded(Vec d) { return larger(-larger(-d, broadcast(-kFarthest)), broadcast(-kFarthest)); }
 
@@ -74,13 +82,16 @@ void assign(int64_t batch, int64_t size, int some, const float* d, const float* 
 #pragma omp parallel for collapse(2) num_threads(threads) schedule(static) if (batch * size > kChunk)
   for (int64_t n = 0; n < batch; ++n)
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      Classes<K> classes;
+      Classes<K> classes, flat;
+      flat.compute(Vec{}, centers, kernels, 1 / temperature);
       const int64_t last = std::min(size, (chunk + 1) * kChunk);
       for (int64_t i = chunk * kChunk; i < last; i += kLanes) {
-        classes.compute(bounded(load_some(d + n * size + i, last - i)), centers, kernels, 1 / temperature);
+        const Vec at = load_some(d + n * size + i, last - i);
+        const bool same = is_zero(at);  // as all of a center tap, and where depth is missing
+        if (!same) classes.compute(bounded(at), centers, kernels, 1 / temperature);
         MALLEABLE_UNROLL
         for (int k = 0; k < kernels; ++k)
-          store_some(out + (n * kernels + k) * size + i, classes.share[k + 1] * scale[k], last - i);
+          store_some(out + (n * kernels + k) * size + i, (same ? flat : classes).share[k + 1] * scale[k], last - i);
       }
     }
 }
@@ -114,7 +125,7 @@ void assign_backward(int64_t batch, int64_t size, int some, const float* grad, c
         MALLEABLE_UNROLL
         for (int j = 0; j < kernels + 2; ++j) {
           const Vec to_h = classes.share[j] * ((j > 0 && j <= kernels ? g[j - 1] : Vec{}) - mean);
-          const Vec to_offset = to_h * classes.slope[j];
+          const Vec to_offset = to_h * classes.half_slope[j] * 2.0f;
           slope += to_offset;
           total[j] -= to_offset;
           total[kernels + 2] -= to_h * classes.h[j];

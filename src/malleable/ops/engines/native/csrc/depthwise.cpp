@@ -17,10 +17,12 @@ void pack(const Problem& p, const Sweep& s, const T* weight, float* out) {
   const int taps = p.kh * p.kw, some = int(s.taps.size());
   const int64_t chunk = int64_t(some) * p.kernels * kChannels;
   for (int c = 0; c < round_up(p.channels, kChannels); ++c)
-    for (int k = 0; k < p.kernels; ++k)
-      for (int t = 0; t < some; ++t)
-        out[c / kChannels * chunk + slot(k, t, some, p.kernels, kTogether) * kChannels + c % kChannels] =
-            c < p.channels ? float(weight[(int64_t(k) * p.channels + c) * taps + s.taps[t].index]) : 0.0f;
+    for (int k = 0; k < p.kernels; ++k) {
+      const T* from = weight + (int64_t(k) * p.channels + c) * taps;
+      float* to = out + c / kChannels * chunk + slot(k, 0, some, p.kernels, kTogether) * kChannels + c % kChannels;
+      const int64_t step = (slot(k, 1, some, p.kernels, kTogether) - slot(k, 0, some, p.kernels, kTogether)) * kChannels;
+      for (int t = 0; t < some; ++t) to[t * step] = c < p.channels ? float(from[s.taps[t].index]) : 0.0f;
+    }
 }
 
 // out = or += the sum over taps for R vectors of cells of kChannels channels.

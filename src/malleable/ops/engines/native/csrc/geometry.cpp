@@ -4,6 +4,8 @@
 
 namespace {
 
+typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+
 // A row of depth at a feature map, from `left` columns before it on, 0 where there is none.
 void sample(const float* depth, int64_t step, int columns, int left, int width, float nearest, float farthest,
             float* out) {
@@ -27,7 +29,7 @@ extern "C" int depth_difference(const Problem* problem, const float* depth, cons
     const int taps = p.kh * p.kw, height = (p.out_height - 1) * p.sh + reach;
     const int64_t pixels = int64_t(p.out_height) * p.out_width, map = int64_t(height) * width;
     const int line = round_up(p.out_width, kLanes);
-    const Buffers maps(1, p.batch * map), lines(p.threads, 5 * int64_t(line));
+    const Buffers maps(1, p.batch * map), lines(p.threads, 3 * int64_t(line));
     const auto known = [&](int n) { return focal[n] > 0 && focal[n] < __builtin_inff(); };
     for (int n = 0; n < p.batch; ++n)
       for (int i = 0; i < height; ++i) {
@@ -39,8 +41,7 @@ extern "C" int depth_difference(const Problem* problem, const float* depth, cons
 #pragma omp parallel for collapse(2) num_threads(p.threads) schedule(static) if (p.batch * pixels * taps > 8192)
     for (int n = 0; n < p.batch; ++n)
       for (int i = 0; i < p.out_height; ++i) {
-        float *center = lines.mine(), *units = center + line, *spaced = units + line, *differences = spaced + line;
-        uint8_t* both = reinterpret_cast<uint8_t*>(differences + line);
+        float *center = lines.mine(), *units = center + line, *spaced = units + line;
         std::fill(units, spaced, 1.0f);
         const float* rows = maps.first() + n * map + int64_t(i) * p.sh * width;
         const float* middle = rows + int64_t(p.kh / 2 * p.dh) * width + p.kw / 2 * p.dw;
@@ -57,12 +58,11 @@ extern "C" int depth_difference(const Problem* problem, const float* depth, cons
           const int64_t at = (int64_t(n) * taps + t) * pixels + int64_t(i) * p.out_width;
           for (int j = 0; j < p.out_width; j += kLanes) {  // all lines have room for whole vectors
             const Vec here = load(center + j), there = load(z + j);
-            const Vec difference = ((here > 0) & (there > 0)) ? here - there : Vec{};
-            store(differences + j, difference / load(units + j));
-            for (int l = 0; l < kLanes; ++l) both[j + l] = (z[j + l] > 0) & (center[j + l] > 0);
+            const Mask both = (here > 0) & (there > 0);
+            const Bytes bytes = __builtin_convertvector(both & 1, Bytes);
+            store_some(value + at + j, (both ? here - there : Vec{}) / load(units + j), p.out_width - j);
+            std::memcpy(valid + at + j, &bytes, std::min(kLanes, p.out_width - j));
           }
-          std::memcpy(value + at, differences, sizeof(float) * p.out_width);
-          std::memcpy(valid + at, both, p.out_width);
         }
       }
   });

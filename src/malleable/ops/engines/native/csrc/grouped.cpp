@@ -2,7 +2,8 @@
 //
 // For every tap and kernel a register tile takes a few vectors of pixels times a few output channels of a group through
 // the group's input channels, and is then scaled by the assignment. The gradient of x is the same sweep with gy for x;
-// the gradient of the assignment falls off the same tiles.
+// the gradient of the assignment falls off the same tiles. Where outputs outnumber inputs, as behind an image, the inputs are
+// scaled first, once for all outputs, and a register tile goes through all taps and kernels.
 
 #include "planes.h"
 
@@ -10,6 +11,7 @@ namespace {
 
 constexpr int kOutputs = kLanes == 16 ? 8 : 6;  // most output channels of a register tile
 constexpr int kSlice = 16;     // channels that are kept in cache together, if groups are that narrow
+constexpr int kScaled = 4096;  // floats of scaled inputs that are kept in cache together
 constexpr int kColumns = kLanes == 16 ? 4 : 3;  // input channels of a register tile of the weights' gradient
 constexpr int kLines = 4;      // output channels of the same
 
@@ -24,16 +26,21 @@ struct Widths {  // how many output channels each of the tiles of a group takes:
 template <typename T>
 void pack(const Problem& p, const Sweep& s, const T* weight, bool transposed, float* out) {
   const int c = p.channels / p.groups, o = p.out_channels / p.groups, taps = p.kh * p.kw;
-  const int inputs = transposed ? o : c;
-  const Widths widths(transposed ? c : o);
-  for (int g = 0; g < p.groups; ++g)
+  const int inputs = transposed ? o : c, outputs = transposed ? c : o;
+  const int64_t per_output = transposed ? taps : int64_t(c) * taps, per_input = transposed ? int64_t(c) * taps : taps;
+  const Widths widths(outputs);
+#pragma omp parallel for num_threads(p.threads) schedule(static) if (p.is_large())
+  for (int g = 0; g < p.groups; ++g) {
+    float* to = out + int64_t(g) * s.taps.size() * p.kernels * inputs * outputs;
     for (int tile = 0; tile < widths.tiles; ++tile)
       for (const Tap& tap : s.taps)
-        for (int k = 0; k < p.kernels; ++k)
-          for (int i = 0; i < inputs; ++i)
-            for (int j = widths.first(tile); j < widths.first(tile + 1); ++j)
-              *out++ = weight[((int64_t(k) * p.out_channels + g * o + (transposed ? i : j)) * c + (transposed ? j : i)) * taps +
-                              tap.index];
+        for (int k = 0; k < p.kernels; ++k) {
+          const int width = widths.width(tile);
+          const T* from = weight + (int64_t(k) * p.out_channels + g * o) * c * taps + widths.first(tile) * per_output + tap.index;
+          for (int i = 0; i < inputs; ++i, from += per_input, to += width)
+            for (int j = 0; j < width; ++j) to[j] = from[j * per_output];
+        }
+  }
 }
 
 // R vectors of cells times O output channels of one group. out: [output][cells]; with Dots also dots[tap][kernel][R] +=
@@ -82,38 +89,89 @@ void multiply(const Problem& p, const Work& work, const float* in, int inputs, c
 
 using Multiply = void (*)(const Problem&, const Work&, const float*, int, const int64_t*, const float*, const float*,
                           float*, const float*, float*);
-template <bool Dots>
+// Inputs of one group at R vectors of cells, scaled by the assignment of taps `first` ... `last`: [tap][kernel][input][R].
+template <int R>
+void scale(const Problem& p, const Work& work, const float* in, int inputs, const int64_t* places, const float* a,
+           int first, int last, float* out) {
+  const int64_t plane = work.job.sweep->plane(work.job.rows);
+  a += int64_t(first) * p.kernels * R * kLanes;
+  for (int t = first; t < last; ++t)
+    for (int k = 0; k < p.kernels; ++k, a += R * kLanes) {
+      const float* x = in + work.job.sweep->taps[t].offset;
+      for (int i = 0; i < inputs; ++i, x += plane)
+        MALLEABLE_UNROLL
+        for (int r = 0; r < R; ++r, out += kLanes) store(out, load(a + r * kLanes) * load(x + places[r]));
+    }
+}
+
+// out[output][cells] = or += w[input][output] . scaled[input][R].
+template <int R, int O>
+void multiply_scaled(const float* scaled, int64_t inputs, const float* w, int64_t cells, bool add, float* out) {
+  Vec acc[O][R];
+  MALLEABLE_UNROLL
+  for (int o = 0; o < O; ++o)
+    MALLEABLE_UNROLL
+    for (int r = 0; r < R; ++r) acc[o][r] = add ? load(out + o * cells + r * kLanes) : Vec{};
+  for (int64_t i = 0; i < inputs; ++i, scaled += R * kLanes, w += O) {
+    Vec source[R];
+    MALLEABLE_UNROLL
+    for (int r = 0; r < R; ++r) source[r] = held(load(scaled + r * kLanes));
+    MALLEABLE_UNROLL
+    for (int o = 0; o < O; ++o) {
+      const Vec weight = broadcast(w[o]);
+      MALLEABLE_UNROLL
+      for (int r = 0; r < R; ++r) acc[o][r] += weight * source[r];
+    }
+  }
+  MALLEABLE_UNROLL
+  for (int o = 0; o < O; ++o)
+    MALLEABLE_UNROLL
+    for (int r = 0; r < R; ++r) store(out + o * cells + r * kLanes, acc[o][r]);
+}
+
 struct Multiplies {
-  Multiply of[kPair + 1][kOutputs + 1] = {};
+  Multiply of[kPair + 1][kOutputs + 1] = {}, and_dot[kPair + 1][kOutputs + 1] = {};
+  decltype(&multiply_scaled<1, 1>) scaled[kPair + 1][kOutputs + 1] = {};
   template <int R, int O>
   constexpr void fill() {
-    of[R][O] = multiply<R, O, Dots>;
+    of[R][O] = multiply<R, O, false>;
+    and_dot[R][O] = multiply<R, O, true>;
+    scaled[R][O] = multiply_scaled<R, O>;
     if constexpr (O > 1) fill<R, O - 1>();
     else if constexpr (R > 1) fill<R - 1, kOutputs>();
   }
   constexpr Multiplies() { fill<kPair, kOutputs>(); }
 };
-constexpr Multiplies<false> kMultiply;
-constexpr Multiplies<true> kMultiplyAndDot;
+constexpr Multiplies kMultiply;
 
-// packed: the weights of this job's sweep.
-void multiply_all(const Problem& p, const Work& work, int inputs, int outputs, const float* packed) {
+// packed: the weights of this job's sweep; scaled: room for the inputs of `at_once` taps, which are scaled first if not 0.
+void multiply_all(const Problem& p, const Work& work, int inputs, int outputs, const float* packed, int at_once,
+                  float* scaled) {
   const Job& job = work.job;
   const Widths widths(outputs);
-  const int vectors = job.vectors();
-  const int64_t plane = job.sweep->plane(job.rows), slots = int64_t(job.sweep->taps.size()) * p.kernels;
+  const int vectors = job.vectors(), taps = int(job.sweep->taps.size()), depth = p.kernels * inputs;
+  const int64_t plane = job.sweep->plane(job.rows), slots = int64_t(taps) * p.kernels;
   for (int i = 0; i < vectors; i += kPair) {
     const int tall = std::min(kPair, vectors - i);
     const int64_t places[kPair] = {job.place(i), job.place(i + tall - 1)}, at = i * slots * kLanes;
-    for (int g = 0; g < work.count; ++g)
-      for (int tile = 0; tile < widths.tiles; ++tile) {
-        const int first = widths.first(tile), width = widths.width(tile);
-        const float* w = packed + slots * inputs * (int64_t(work.first + g) * outputs + first);
-        const int64_t to = (int64_t(g * outputs + first) * vectors + i) * kLanes;
-        (work.dots ? kMultiplyAndDot.of : kMultiply.of)[tall][width](
-            p, work, work.in + g * inputs * plane, inputs, places, work.assign + at, w, work.out + to,
-            work.dots ? work.features + to : nullptr, work.dots ? work.dots + at : nullptr);
+    for (int g = 0; g < work.count; ++g) {
+      const float* in = work.in + g * inputs * plane;
+      const float* weights = packed + slots * inputs * int64_t(work.first + g) * outputs;
+      const auto to = [&](int tile) { return (int64_t(g * outputs + widths.first(tile)) * vectors + i) * kLanes; };
+      for (int tile = 0; tile < widths.tiles && !at_once; ++tile)
+        (work.dots ? kMultiply.and_dot : kMultiply.of)[tall][widths.width(tile)](
+            p, work, in, inputs, places, work.assign + at, weights + slots * inputs * widths.first(tile),
+            work.out + to(tile), work.dots ? work.features + to(tile) : nullptr, work.dots ? work.dots + at : nullptr);
+      for (int first = 0; first < taps && at_once; first += at_once) {
+        const int last = std::min(taps, first + at_once);
+        (tall == 1 ? scale<1> : scale<kPair>)(p, work, in, inputs, places, work.assign + at, first, last, scaled);
+        for (int tile = 0; tile < widths.tiles; ++tile)
+          kMultiply.scaled[tall][widths.width(tile)](
+              scaled, int64_t(last - first) * depth,
+              weights + slots * inputs * widths.first(tile) + int64_t(first) * depth * widths.width(tile),
+              int64_t(vectors) * kLanes, first > 0, work.out + to(tile));
       }
+    }
   }
 }
 
@@ -127,8 +185,13 @@ void convolve(const Problem& p, const std::vector<Sweep>& sweeps, const T* weigh
   for (const Sweep& s : sweeps) pack(p, s, weight, transposed, packs.first() + (&s - sweeps.data()) * size);
   const int at_once = std::max(1, kSlice / source.unit), slices = (p.groups + at_once - 1) / at_once;
   const auto jobs = make_jobs(p, sweeps, at_once * source.unit, grad_assign ? 1 : slices);
+  const int64_t of_a_tap = int64_t(p.kernels) * source.unit * kPair * kLanes;
+  const bool scales = !grad_assign && target.unit >= 2 * source.unit;
+  const int scaled_at_once = scales ? int(std::max<int64_t>(1, kScaled / of_a_tap)) : 0;
+  const Buffers scaled(p.threads, scaled_at_once * of_a_tap);
   run(p, jobs, p.kernels, assign, p.groups, at_once, source, target, features, grad_assign, [&](const Work& work) {
-    multiply_all(p, work, source.unit, target.unit, packs.first() + (work.job.sweep - sweeps.data()) * size);
+    multiply_all(p, work, source.unit, target.unit, packs.first() + (work.job.sweep - sweeps.data()) * size,
+                 scaled_at_once, scaled.mine());
   });
 }
 
@@ -187,7 +250,15 @@ struct Correlates {
 };
 constexpr Correlates kCorrelate;
 
-// Groups are independent; where there are few, the jobs are shared out too, each share with sums of its own.
+// A job's pixels of a plane, scaled by the assignment of its cells.
+inline void scale_plane(const Job& job, const float* x, const float* a, float* out) {
+  const int across = job.sweep->across();
+  const int64_t next = job.place(across);
+  for (int row = 0; row < job.rows; ++row, x += next)
+    for (int v = 0; v < across; ++v, a += kLanes, out += kLanes) store(out, load(a) * load(x + v * kLanes));
+}
+
+// Threads share out the groups and, where there are few, the jobs too, each share with sums of its own.
 template <typename T>
 void backward_weight(const Problem& p, const T* grad, const T* x, const T* assign, T* grad_weight) {
   const int c = p.channels / p.groups, o = p.out_channels / p.groups, taps = p.kh * p.kw, columns = p.kernels * c;
@@ -195,40 +266,41 @@ void backward_weight(const Problem& p, const T* grad, const T* x, const T* assig
   const Sweep& s = sweeps[0];
   const auto jobs = make_jobs(p, sweeps, c + o + columns, 1);
   const int shares = std::min(int(jobs.size()), (4 * p.threads + p.groups - 1) / p.groups);
+  const int teams = std::min(p.groups, (4 * p.threads + shares - 1) / shares);
   const int64_t pixels = int64_t(p.out_height) * p.out_width, part = int64_t(p.groups) * o * columns * taps;
   const int64_t most = largest(jobs, [](const Job& j) { return int64_t(j.vectors()) * kLanes; });
   const Buffers parts(shares, part), ins(p.threads, s.plane(jobs[0].rows) * c), grads(p.threads, most * o);
-  const Buffers products(p.threads, most * columns), assigns(p.threads, most * p.kernels);
+  const Buffers products(p.threads, most * columns), assigns(p.threads, most * p.kernels * taps);
   const Side<const T> source{x, p.x_stride, p.height, p.width, c};
   const Side<const T> target{grad, p.y_stride, p.out_height, p.out_width, o};
+  const int64_t stride[4] = {p.kernels * taps * pixels, pixels, p.out_width, 1};  // kernels and taps as channels
+  const Side<const T> shared{assign, stride, p.out_height, p.out_width, 1};
 #pragma omp parallel num_threads(p.threads) if (p.is_large())
   {
     float *in = ins.mine(), *g = grads.mine(), *scaled = products.mine(), *a = assigns.mine();
 #pragma omp for collapse(2) schedule(dynamic)
-    for (int group = 0; group < p.groups; ++group)
-      for (int share = 0; share < shares; ++share) {
-        float* sums = parts.of(share) + group * (part / p.groups);  // [tap][output][kernel and input]
-        std::memset(sums, 0, sizeof(float) * (part / p.groups));
+    for (int share = 0; share < shares; ++share)
+      for (int team = 0; team < teams; ++team) {
+        const int first = int(int64_t(p.groups) * team / teams), last = int(int64_t(p.groups) * (team + 1) / teams);
+        float* all_sums = parts.of(share);  // [group][tap][output][kernel and input]
+        std::memset(all_sums + first * (part / p.groups), 0, sizeof(float) * (last - first) * (part / p.groups));
         for (size_t i = jobs.size() * share / shares; i < jobs.size() * (share + 1) / shares; ++i) {
           const Job& job = jobs[i];
-          const int64_t cells = int64_t(job.vectors()) * kLanes, plane = s.plane(job.rows);
-          job.read_source(source.at(job.sample, group), c, in);
-          job.read_targets(target.at(job.sample, group), o, g);
-          for (int t = 0; t < taps; ++t) {
-            const int64_t stride[4] = {0, taps * pixels, p.out_width, 1};  // kernels as channels
-            job.read_targets(Map<const T>{assign + (int64_t(job.sample) * p.kernels * taps + t) * pixels, stride,
-                                          p.out_height, p.out_width}, p.kernels, a);
-            for (int j = 0; j < columns; ++j) {
-              const float *share_of = a + j / c * cells, *from = in + j % c * plane + s.taps[t].offset;
-              float* to = scaled + j * cells;
-              for (int row = 0; row < job.rows; ++row, from += s.row_step * s.phases * s.pitch)
-                for (int v = 0; v < s.across(); ++v, share_of += kLanes, to += kLanes)
-                  store(to, load(share_of) * load(from + v * kLanes));
+          const int64_t cells = int64_t(job.vectors()) * kLanes;
+          job.read_targets(shared.at(job.sample, 0), p.kernels * taps, a);
+          for (int group = first; group < last; ++group) {
+            job.read_source(source.at(job.sample, group), c, in);
+            job.read_targets(target.at(job.sample, group), o, g);
+            for (int t = 0; t < taps; ++t) {
+              float* sums = all_sums + (int64_t(group) * taps + t) * o * columns;
+              for (int j = 0; j < columns; ++j)
+                scale_plane(job, in + j % c * s.plane(job.rows) + s.taps[t].offset,
+                            a + (int64_t(j / c) * taps + t) * cells, scaled + j * cells);
+              for (int j = 0; j < columns; j += kColumns)
+                for (int l = 0; l < o; l += kLines)
+                  kCorrelate.of[std::min(kLines, o - l)][std::min(kColumns, columns - j)](
+                      g + l * cells, scaled + j * cells, cells, sums + int64_t(l) * columns + j, columns);
             }
-            for (int j = 0; j < columns; j += kColumns)
-              for (int l = 0; l < o; l += kLines)
-                kCorrelate.of[std::min(kLines, o - l)][std::min(kColumns, columns - j)](
-                    g + l * cells, scaled + j * cells, cells, sums + (int64_t(t) * o + l) * columns + j, columns);
           }
         }
       }

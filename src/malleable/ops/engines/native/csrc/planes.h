@@ -83,11 +83,17 @@ struct Map {
   int height, width;
 };
 
+// Visits vectors of a line, of which the last two may overlap; calls of the C library cost more than short lines do.
+template <typename Visit>
+inline void for_each_vector(int count, const Visit& visit) {
+  for (int j = 0; j < count; j += kLanes) visit(std::min(j, count - kLanes));
+}
+
 template <typename From, typename To>
 inline void copy_line(const From* from, int64_t from_step, To* to, int64_t to_step, int count) {
   if constexpr (std::is_same_v<From, To>)
-    if (from_step == 1 && to_step == 1) {
-      std::memcpy(to, from, sizeof(To) * count);
+    if (from_step == 1 && to_step == 1 && count >= kLanes) {
+      for_each_vector(count, [=](int j) { store(to + j, load(from + j)); });
       return;
     }
   if (from_step == 1 && to_step == 1)
@@ -112,7 +118,7 @@ void read_lines(const Map<const T>& map, int channels, Lines l, float* out, int6
     float* to = out + i * pitch;
     for (int c = 0; c < channels; ++c) {
       float* line = to + c * plane;
-      if (outside || first > 0 || last < width) std::memset(line, 0, sizeof(float) * width);
+      if (outside || first > 0 || last < width) for_each_vector(width, [=](int j) { store(line + j, Vec{}); });
       if (!channels_last && !outside) copy_line(from + c * map.stride[1], step, line + first, 1, last - first);
     }
     if (channels_last && !outside) transpose(from, step, last - first, channels, to + first, plane);
@@ -183,8 +189,8 @@ void for_each_row(const Problem& p, const Job& job, int together, const Visit& v
   const Sweep& s = *job.sweep;
   const int taps = int(s.taps.size()), vectors = job.vectors();
   const int64_t tile = int64_t(kPair) * taps * p.kernels * kLanes, pixels = int64_t(p.out_height) * p.out_width;
-  for (int t = 0; t < taps; ++t)
-    for (int k = 0; k < p.kernels; ++k) {
+  for (int k = 0; k < p.kernels; ++k)
+    for (int t = 0; t < taps; ++t) {
       const int64_t at = slot(k, t, taps, p.kernels, together) * kLanes;
       const int64_t plane = ((int64_t(job.sample) * p.kernels + k) * p.kh * p.kw + s.taps[t].index) * pixels;
       for (int r = 0; r < job.rows; ++r) {
@@ -209,6 +215,7 @@ void pack_assign(const Problem& p, const T* assign, const Job& job, int together
       float* to = out + place(v);
       const int column = first + v * kLanes, lanes = std::min(kLanes, columns - v * kLanes);
       const T* from = assign + row + column;
+      __builtin_prefetch(from + int64_t(p.out_height) * p.out_width);  // of the next tap
       if (row >= 0 && column >= 0 && column + lanes <= p.out_width && row + column + kLanes <= size)
         store(to, load_lanes(from));
       else
