@@ -62,6 +62,7 @@ def test_a_layer_does_not_see_the_scale(
 NETWORKS: dict[str, Any] = {
     "converted": lambda: mb.convert(lively(Tiny())),
     "converted, relative channel": lambda: mb.convert(lively(Tiny()), depth_input="relative"),
+    "converted, relative channel, filled": lambda: mb.convert(lively(Tiny()), depth_input="relative", fill_depth=True),
     "2.5D": lambda: mb.convert(lively(Tiny()), "conv25d"),
     "DeepLabv3+": lambda: deeplab("malleable", None),
     "DeepLabv3+, relative channel": lambda: deeplab("malleable", "relative"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from math import inf
 from typing import NamedTuple, TypeVar, cast, overload
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from malleable.ops.differences import fast_differences
+from malleable.ops.fill import fill
 from malleable.ops.window import Pair, Window
 
 T = TypeVar("T")
@@ -68,6 +70,16 @@ class Geometry:
         """Return the same geometry on another device."""
         return Geometry(self.depth.to(device), self.focal.to(device))
 
+    def filled(self) -> Geometry:
+        """Return the same geometry with unknown depth interpolated from the known pixels around it.
+
+        Images without any stay unknown.
+        """
+        depth = self.depth.to(torch.promote_types(self.depth.dtype, torch.float32))
+        geometry = Geometry(fill(depth, _is_known(depth)), 1.0)
+        geometry.focal = self.focal  # which was checked, and cannot be where only shapes are known
+        return geometry
+
     def depth_at(self, size: Sequence[int], dtype: torch.dtype = torch.float32) -> tuple[Tensor, float | Tensor]:
         """Return depth at a feature map of ``size`` (height, width), and the rate r_down of that map.
 
@@ -90,7 +102,7 @@ class Geometry:
         else:
             depth = self.depth.index_select(2, rows).index_select(3, cast(Tensor, columns))
         depth = depth.to(dtype)
-        valid = (depth > _NEAREST) & (depth < _FARTHEST) & self._focal_known().view(-1, 1, 1, 1)
+        valid = _is_known(depth) & self._focal_known().view(-1, 1, 1, 1)
         return torch.where(valid, depth, 0.0), rate
 
     def _difference(self, window: Window, size: Sequence[int], dtype: torch.dtype, relative: bool) -> Differences:
@@ -111,7 +123,7 @@ class Geometry:
         """The same in C++, or None where that is not possible."""
         if self.depth.device.type != "cpu" or torch.compiler.is_compiling():
             return None
-        rate = integer_rate(self.depth.shape[-2:], size)
+        rate = _known_rate(self.depth.shape[-2:], tuple(size))
         if rate is None:
             return None
         unit = grid_unit(1.0, 1.0, rate, window.dilation) if relative else 0.0
@@ -153,6 +165,10 @@ def grid_unit(
     """
     spread = sum(dilation) / 2 if isinstance(dilation, Sequence) else dilation
     return rate * spread * depth / focal
+
+
+def _is_known(depth: Tensor) -> Tensor:
+    return (depth > _NEAREST) & (depth < _FARTHEST)
 
 
 def _focal_per_sample(focal: float | Tensor, depth: Tensor) -> Tensor:
@@ -210,6 +226,9 @@ def integer_rate(image: Sequence[int], size: Sequence[int]) -> int | None:
     if all(n == low * s for n, s in zip(image, size, strict=True)):
         return low
     return next((p for p in _POWERS_OF_TWO if low <= p <= high), low)
+
+
+_known_rate = functools.lru_cache(maxsize=1024)(integer_rate)
 
 
 def _sample_positions_as_tensors(

@@ -67,9 +67,11 @@ def build(
     return place(features, placed, conv, kernels, options, channel), channels
 
 
-def build_depth_encoder(kind: Kind, name: str, output_stride: int, widths: Sequence[int] | None) -> DepthEncoder:
+def build_depth_encoder(
+    kind: Kind, name: str, output_stride: int, widths: Sequence[int] | None, fill_depth: bool
+) -> DepthEncoder:
     """Build the same timm network for a channel of depth, see :func:`build`."""
-    return DepthEncoder(kind, _create(name, output_stride, widths, in_chans=1))
+    return DepthEncoder(kind, _create(name, output_stride, widths, in_chans=1), fill_depth)
 
 
 def load(network: Converted, name: str, pretrained: bool | str | Path) -> None:

@@ -51,6 +51,7 @@ class Converted(nn.Module):
     """
 
     missed: tuple[float, ...] = ()  # rates of the network on its way down at which no layer was placed
+    fill_depth = False  # unknown depth is interpolated before anything sees it
 
     def __init__(self, model: nn.Module, placed: Iterable[Placed] = (), depth_input: DepthInput | None = None) -> None:
         super().__init__()
@@ -90,6 +91,8 @@ class Converted(nn.Module):
             resolution, given = tuple(image.shape[-2:]), tuple(depth.shape[-2:])
             raise ValueError(f"depth must have the resolution of the image, {resolution}, got {given}")
         geometry = Geometry(depth, focal)
+        if self.fill_depth:
+            geometry = geometry.filled()
         slot = self._slot
         outer, slot.geometry = slot.geometry, geometry
         try:
@@ -135,6 +138,7 @@ def convert(
     where: Where = "first-of-stage",
     depth_input: Kind | None = None,
     *,
+    fill_depth: bool = False,
     example: Tensor | None = None,
     **options: Any,
 ) -> Converted:
@@ -153,6 +157,8 @@ def convert(
         depth_input: also show depth to the first convolution as one more channel, whose weights start at zero:
             ``"metric"`` in metres, ``"relative"`` to the image's median depth, which needs no unit. Works with every
             ``conv``, None included.
+        fill_depth: interpolate unknown depth from what is known around it, as :meth:`malleable.Geometry.filled` does.
+            Images without any depth stay as they are.
         example: image batch (N, C, H, W) to find stages and rates with, if no blank one of 128 × 128, of the size that
             the network names itself, of 224 × 224 or 256 × 256 suits it.
         options: for the layers, for example ``temperature=2.0`` or ``invalid="ignore"``.
@@ -178,6 +184,7 @@ def convert(
     placed = [Placed(name, None, seen.rate(name) if seen else None) for name in names]
     kind, model = type(model).__name__, copy.deepcopy(model)
     net = place(model, placed, conv, kernels, options, add_depth_input(depth_input, model, seen, failure))
+    net.fill_depth = fill_depth
     if seen:
         for name, layer in net.layers().items():
             layer.padded_at = seen.padded_at(name)

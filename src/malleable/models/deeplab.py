@@ -44,6 +44,7 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
         skip: int = 48,
         channels: Sequence[int] | None = None,
         depth_encoder: Kind | None = None,
+        fill_depth: bool = False,
         **options: Any,
     ) -> None:
         # Importing torchvision takes longer than importing this whole package.
@@ -71,6 +72,7 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
             "skip": skip,
             "channels": channels,
             "depth_encoder": depth_encoder,
+            "fill_depth": fill_depth,
             **options,
         }
         self.backbone, found = build(
@@ -84,8 +86,11 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
             options,
             _MULTI_GRID if released else (),
         )
+        self.backbone.fill_depth = fill_depth
         self.depth_encoder = (
-            None if depth_encoder is None else build_depth_encoder(depth_encoder, backbone, output_stride, channels)
+            None
+            if depth_encoder is None
+            else build_depth_encoder(depth_encoder, backbone, output_stride, channels, fill_depth)
         )
         self.auxiliary: nn.Module | None = None
         if released:
@@ -158,6 +163,7 @@ def deeplabv3plus(
     skip: int = 48,
     channels: Sequence[int] | None = None,
     depth_encoder: Kind | None = None,
+    fill_depth: bool = False,
     **options: Any,
 ) -> DeepLabV3Plus:
     """Build DeepLabv3+ (paper, 4.2): ASPP 6/12/18 (twice that at output stride 8), 48-channel skip, two 3×3 of 256.
@@ -181,6 +187,7 @@ def deeplabv3plus(
         channels: of res2 … res5, for a narrower backbone where timm's takes ``channels`` (its ResNets do).
         depth_encoder: a second backbone for depth, ``"metric"`` or ``"relative"``, whose maps are added to those of the
             first: the usual way, at twice the cost, to compare with. It starts at random.
+        fill_depth: interpolate unknown depth, see :func:`malleable.convert`.
         options: for the layers, for example ``temperature=2.0``.
 
     Example:
@@ -202,6 +209,7 @@ def deeplabv3plus(
         skip=skip,
         channels=None if channels is None else tuple(channels),
         depth_encoder=depth_encoder,
+        fill_depth=fill_depth,
         **options,
     )
     load(network.backbone, backbone, pretrained)

@@ -94,16 +94,18 @@ class DepthEncoder(nn.Module):
     Args:
         kind: see :func:`depth_channel`.
         net: maps (N, 1, H, W) to a list of maps.
+        fill_depth: see :func:`malleable.convert`.
     """
 
-    def __init__(self, kind: Kind, net: nn.Module) -> None:
+    def __init__(self, kind: Kind, net: nn.Module, fill_depth: bool = False) -> None:
         super().__init__()
         _check(kind, "depth_encoder")
-        self.kind, self.net = kind, net
+        self.kind, self.net, self.fill_depth = kind, net, fill_depth
 
     def forward(self, depth: Tensor) -> list[Tensor]:
         """Return the maps of ``depth`` (N, 1, H, W) metres, finest first."""
-        known, _ = Geometry(depth, 1.0).depth_at(depth.shape[-2:])
+        geometry = Geometry(depth, 1.0)
+        known, _ = (geometry.filled() if self.fill_depth else geometry).depth_at(depth.shape[-2:])
         maps: list[Tensor] = self.net(depth_channel(known, self.kind))
         return maps
 

@@ -26,6 +26,7 @@ class ModelConfig:
         depth_input: depth as one more channel of the first convolution, metric or relative; null shows it to the
             layers alone.
         depth_encoder: a second backbone for depth, metric or relative, whose maps are added; null has none.
+        fill_depth: unknown depth is interpolated from what is known around it.
         width: channels of ASPP and decoder.
         skip: channels of the skip from res2.
         channels: of res2 … res5, for a narrower backbone; null takes the backbone's own.
@@ -49,6 +50,7 @@ class ModelConfig:
     merge: bool | Literal["released"] = False
     depth_input: Literal["metric", "relative"] | None = None
     depth_encoder: Literal["metric", "relative"] | None = None
+    fill_depth: bool = False
     width: int = 256
     skip: int = 48
     channels: tuple[int, ...] | None = None
@@ -98,7 +100,8 @@ class DataConfig:
     """The data and its augmentation.
 
     Args:
-        root: a folder with dataset.json, Cityscapes' tree, or "rooms" or "streets" for synthetic scenes.
+        root: a folder with dataset.json, Cityscapes' tree, or "rooms" or "streets" for synthetic scenes, of 120 × 160
+            pixels or as small as "rooms:72x96" says.
         train: the split to learn from.
         val: the split to validate on.
         crop: height and width.
@@ -277,6 +280,7 @@ def build_network(
             config.options,
             pretrained=weights,
             trust=trust,
+            fill_depth=config.fill_depth,
             **config.layer_options(),
         )
     return deeplabv3plus(
@@ -291,5 +295,6 @@ def build_network(
         skip=config.skip,
         channels=config.channels,
         depth_encoder=config.depth_encoder,
+        fill_depth=config.fill_depth,
         **config.layer_options(),
     )
