@@ -1,0 +1,52 @@
+"""Show what filling holes is worth: trained networks of a study under holes, with the switch off and on.
+
+    python studies/trained/filling.py studies/trained/rooms.yaml runs/trained_rooms
+
+Reads the runs of the first seed that `malleable study` left in the folder and prints a table; networks that see depth
+count, and those that were trained with holes do not.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from malleable.data import open_dataset
+from malleable.data.faults import chosen_stresses
+from malleable.inference.evaluate import evaluate_network
+from malleable.inference.load import load_trained
+from malleable.inference.stress import stress_network
+from malleable.models.convert import Converted
+from malleable.models.depth_input import DepthEncoder
+from malleable.reports.plan import read_plan
+from malleable.reports.tables import markdown
+from malleable.runs.scores import Protocol
+
+FAULTS = ["25% unknown", "50% unknown", "90% unknown"]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    study, runs = Path(sys.argv[1]), Path(sys.argv[2])
+    cells = [["mIoU", "unknown depth", "as it is", *FAULTS]]
+    for run in read_plan(study).runs:
+        data, model = run.config.data, run.config.model
+        if run.seed or not model.sees_depth or data.depth_holes or not (runs / run.folder).is_dir():
+            continue
+        net = load_trained(str(runs / run.folder)).net
+        dataset = open_dataset(data.root, data.val)
+        for filled in (False, True):
+            for module in net.modules():
+                if isinstance(module, Converted | DepthEncoder):
+                    module.fill_depth = filled
+            own = evaluate_network(net, dataset, split=data.val).miou
+            found = stress_network(net, dataset, Protocol(), own, chosen_stresses(FAULTS), split=data.val)
+            numbers = [f"{value:.1f}" for value in (own, *found.values())]
+            cells.append([run.row, "filled" if filled else "the same depth", *numbers])
+    print(markdown(cells))
+
+
+if __name__ == "__main__":
+    main()
