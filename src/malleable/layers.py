@@ -15,7 +15,7 @@ from malleable.geometry import Geometry
 from malleable.ops.depth_conv2d import check_features, convolve
 from malleable.ops.direct import is_direct, is_exporting
 from malleable.ops.malleable_conv2d import malleable_conv2d
-from malleable.ops.scaled_assign import assign_of_parameters, scaled_assign, temperature_of
+from malleable.ops.scaled_assign import scaled_assign, temperature_of
 from malleable.ops.window import Pair, Window, same_padding
 
 LEARNABLE = ("centers", "temperature", "rebalance")
@@ -321,11 +321,6 @@ class MalleableConv2d(DepthConv2d):
 
     def assign(self, geometry: Geometry, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         d, valid = geometry.relative_depth(*self.view(geometry, size), dtype)
-        if self.invalid == "same":
-            parameters = (self.centers, self.raw_temperature, self.rebalance, self.gain)
-            assign = assign_of_parameters(d, *parameters, _BEND, _COLDEST)
-            if assign is not None:
-                return assign
         scale = (self.scales * self.gain).to(dtype)
         assign = scaled_assign(d, self.centers.to(dtype), self.temperature.to(dtype), scale)
         return handle_invalid(assign, valid, self.invalid, scale)

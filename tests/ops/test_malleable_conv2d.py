@@ -69,6 +69,32 @@ def test_output_layout_and_gradients(groups: int, bias: bool, layout: torch.memo
             torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("raw", [1.3, 0.2, -3.0])
+def test_gradients_and_theirs_against_float64(raw: float) -> None:
+    """What float64 computes are the equations, differentiated by autograd."""
+    layer, x = layer_of(), torch.randn(2, 6, 9, 10)
+    layer.raw_temperature.data.fill_(raw)
+    exact = copy.deepcopy(layer).double()
+    y, expected = layer(x, mb.Geometry(DEPTH, 60.0)), exact(x.double(), mb.Geometry(DEPTH.double(), 60.0))
+    assert name_of(y) == "_RecordedAtOnceBackward"
+    direction = torch.randn_like(y)
+    sides = ((y, direction, layer), (expected, direction.double(), exact))
+    for again in (False, True):
+        found, right = (
+            torch.autograd.grad(t, [*net.parameters()], along, retain_graph=True, create_graph=again)
+            for t, along, net in sides
+        )
+        for (name, _), a, e in zip(layer.named_parameters(), found, right, strict=True):
+            assert (a.double() - e).abs().max() <= 2e-4 * e.abs().max(), (name, again)
+    wanted = ("centers", "raw_temperature", "rebalance", "weight")
+    second, right = (
+        torch.autograd.grad(sum(g.square().sum() for g in firsts), [getattr(net, name) for name in wanted])
+        for firsts, net in ((found, layer), (right, exact))
+    )
+    for name, a, e in zip(wanted, second, right, strict=True):
+        assert (a.double() - e).abs().max() <= 2e-3 * e.abs().max(), name
+
+
 def test_a_frozen_layer_gives_the_gradient_of_its_input_alone() -> None:
     layer = layer_of().requires_grad_(False)
     x = torch.randn(2, 6, 9, 10, requires_grad=True)

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from malleable.assign import malleable_assign
 from malleable.ops.engines.native import build
-from malleable.ops.scaled_assign import _assign_in_graph, _operator, assign_of_parameters, scaled_assign
+from malleable.ops.scaled_assign import _assign_in_graph, _operator, scaled_assign
 
 
 def check_against_the_equations(kernels: int, temperature: float) -> None:
@@ -48,35 +48,6 @@ def test_trains_with_another_engine(engine: str, monkeypatch: pytest.MonkeyPatch
 def test_trains_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("malleable.ops.scaled_assign.library", lambda: "no C++ compiler was found")
     check_against_the_equations(3, 1.0)
-
-
-@pytest.mark.parametrize("raw", [1.3, 0.2, -3.0])
-def test_parameters_of_a_layer_against_the_equations(raw: float) -> None:
-    """Output, every gradient, and the gradients of one of them."""
-    if isinstance(build.library(), str):
-        pytest.skip(str(build.library()))
-    d, gain = 2 * torch.randn(2, 9, 5, 6), torch.tensor(1.7)
-    leaves = [d, torch.tensor([-2.1, -0.8, 0.2, 1.1, 2.0]), torch.tensor(raw), torch.tensor([0.3, -1.0, 0.5]), gain]
-    leaves = [t.requires_grad_() for t in leaves]
-    exact = [t.detach().double().requires_grad_() for t in leaves]
-    temperature = exact[2] if raw >= 0.5 else 0.25 / (1 - exact[2])
-    scale = torch.softmax(exact[3], 0) * exact[4]
-    expected = malleable_assign(exact[0], exact[1], temperature) * scale.view(1, -1, 1, 1, 1)
-    y = assign_of_parameters(*leaves, 0.5, 1e-12)
-    assert y is not None
-    assert y.grad_fn is not None
-    assert y.grad_fn.name() == "_RecordedOfParametersBackward"
-    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-6)
-    direction = torch.randn_like(y)
-    for again in (False, True):
-        actual = torch.autograd.grad(y, leaves, direction, retain_graph=True, create_graph=again)
-        right = torch.autograd.grad(expected, exact, direction.double(), retain_graph=True, create_graph=again)
-        for name, a, e in zip(("d", "centers", "temperature", "rebalance", "gain"), actual, right, strict=True):
-            assert (a.double() - e).abs().max() <= 2e-4 * e.abs().max(), (name, again)
-    second = torch.autograd.grad(actual[3].sum() + actual[1].square().sum(), leaves[1:4])
-    right = torch.autograd.grad(right[3].sum() + right[1].square().sum(), exact[1:4])
-    for a, e in zip(second, right, strict=True):
-        assert (a.double() - e).abs().max() <= 2e-3 * e.abs().max()
 
 
 def test_far_pixels_weigh_exactly_nothing() -> None:

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from malleable.ops.depth_conv2d import convolve, engine_for, gradients, without_autocast
-from malleable.ops.direct import is_direct, is_recorded, pointer
+from malleable.ops.depth_conv2d import convolve, engine_for, without_autocast
+from malleable.ops.depth_conv2d import gradients as conv_gradients
+from malleable.ops.direct import is_batched, is_direct, is_recorded, pointer
 from malleable.ops.engines import native, wish
 from malleable.ops.engines.native.build import library
 from malleable.ops.engines.plain import output_format
-from malleable.ops.scaled_assign import fits, gradients_of_parameters, scaled_assign, temperature_of
+from malleable.ops.scaled_assign import fits, scaled_assign, temperature_of
+from malleable.ops.scaled_assign import gradients as assign_gradients
 from malleable.ops.window import Window
 
 _CPU = torch.device("cpu")
@@ -49,7 +51,7 @@ def malleable_conv2d(
     window: Window,
     groups: int,
 ) -> Tensor | None:
-    """Convolve x by what :func:`assign_of_parameters` makes of d, the parameters and ``bounds``, bend and coldest.
+    """Convolve x by the assignment of d that a layer's parameters make, within ``bounds``, bend and coldest.
 
     None where that takes two calls.
     """
@@ -130,29 +132,43 @@ class _RecordedAtOnce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         assign, *inputs = ctx.saved_tensors  # once: activation checkpointing gives each of them away once
-        bend, coldest, window, groups = ctx.settings
         of_x, of_weight, of_bias, of_d, *of_field = ctx.needs_input_grad[:8]
         grad_bias = grad.sum((0, 2, 3)) if of_bias else None
-        if is_recorded(grad, *inputs):
-            grad_x, grad_weight, *others = _recorded_gradients(grad, inputs, bend, coldest, window, groups)
+        if is_recorded(grad, *inputs) or is_batched(grad) or not is_direct(grad, *inputs):
+            grad_x, grad_weight, *others = _gradients_of_two_steps(grad, inputs, *ctx.settings)
             return grad_x, grad_weight, grad_bias, *others, None, None
+        bend, coldest, window, groups = ctx.settings
         x, weight, *parameters = inputs
         needs = (of_x, of_weight, of_d or any(of_field))
-        grad_x, grad_weight, grad_assign = gradients(grad, (x, weight, assign), window, groups, "auto", needs)
+        grad_x, grad_weight, grad_assign = conv_gradients(grad, (x, weight, assign), window, groups, "auto", needs)
         others = [None] * 5
         if grad_assign is not None:
-            others = [*gradients_of_parameters(grad_assign, parameters, bend, coldest, of_d)]
+            others = [*_gradients_of_parameters(grad_assign, parameters, bend, coldest, of_d)]
         return grad_x, grad_weight, grad_bias, *others, None, None
 
 
-def _recorded_gradients(
+def _gradients_of_parameters(
+    grad: Tensor, inputs: list[Tensor], bend: float, coldest: float, of_d: bool
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of d, if it needs one, and of a layer's parameters from that of the assignment."""
+    d, centers, raw, rebalance, gain = inputs
+    scales, temperature = rebalance.softmax(0), temperature_of(raw, bend, coldest)
+    grad_d, of_centers, of_temperature, of_scale = assign_gradients(grad, d, centers, temperature, scales * gain, of_d)
+    slope = torch.where(raw < bend, (bend / (2 * bend - raw)) ** 2, 1.0)
+    shares = of_scale * scales
+    of_rebalance = gain * (shares - scales * shares.sum())
+    return grad_d, of_centers, of_temperature * slope, of_rebalance, shares.sum()
+
+
+def _gradients_of_two_steps(
     grad: Tensor, inputs: list[Tensor], bend: float, coldest: float, window: Window, groups: int
 ) -> list[Tensor | None]:
-    """Compute gradients that can be differentiated again, from the two steps, which can."""
+    """Compute gradients that can be differentiated again, or many at a time, from the two steps, of which both can."""
+    again = torch.is_grad_enabled()
     with torch.enable_grad(), without_autocast("cpu"):
         inputs = [t.view_as(t) for t in inputs]
         x, weight, d, centers, raw, rebalance, gain = inputs
         assign = scaled_assign(d, centers, temperature_of(raw, bend, coldest), rebalance.softmax(0) * gain)
         y = convolve(x, weight, assign, None, window, groups)
-        found = iter(torch.autograd.grad(y, [t for t in inputs if t.requires_grad], grad, create_graph=True))
+        found = iter(torch.autograd.grad(y, [t for t in inputs if t.requires_grad], grad, create_graph=again))
     return [next(found) if t.requires_grad else None for t in inputs]

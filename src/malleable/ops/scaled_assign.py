@@ -6,7 +6,6 @@ Where there is no C++ library, autograd differentiates the equations: no graph c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 from typing import Any, cast
 
@@ -63,44 +62,6 @@ def temperature_of(raw: Tensor, bend: float, coldest: float) -> Tensor:
     return t + (coldest - t).clamp(min=0).detach()
 
 
-def assign_of_parameters(
-    d: Tensor,
-    centers: Tensor,
-    raw_temperature: Tensor,
-    rebalance: Tensor,
-    gain: Tensor,
-    bend: float,
-    coldest: float,
-) -> Tensor | None:
-    """Do as :func:`scaled_assign` with the temperature and scales of a layer's own parameters, in one call.
-
-    None where that is not possible.
-    """
-    tensors = (d, centers, raw_temperature, rebalance, gain)
-    if not is_direct(*tensors) or not fits(*tensors):
-        return None
-    if is_recorded(*tensors):
-        return cast(Tensor, _RecordedOfParameters.apply(*tensors, bend, coldest))
-    return _forward_of_parameters(*tensors, bend, coldest)
-
-
-def _forward_of_parameters(
-    d: Tensor,
-    centers: Tensor,
-    raw_temperature: Tensor,
-    rebalance: Tensor,
-    gain: Tensor,
-    bend: float,
-    coldest: float,
-) -> Tensor:
-    """Do as :func:`assign_of_parameters` for tensors that :func:`fits` took, past autograd."""
-    d, centers, rebalance = d.contiguous(), centers.contiguous(), rebalance.contiguous()
-    kernels = rebalance.shape[0]
-    out = _new_output(d, kernels)
-    _call("malleable_assign_of", d, kernels, centers, raw_temperature, bend, coldest, rebalance, gain, out)
-    return out
-
-
 def fits(*tensors: Tensor) -> bool:
     """Tell whether the C++ can compute with d, centers, a temperature, K numbers, and another one if given."""
     for t in tensors:
@@ -146,16 +107,16 @@ def _new_output(d: Tensor, kernels: int) -> Tensor:
 def _backward(
     grad: Tensor, d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    grad_d, *others = _gradients(grad, d, centers, temperature, scale)
+    grad_d, *others = gradients(grad, d, centers, temperature, scale)
     assert grad_d is not None
     a, b, c = (t.clone() for t in others)
     return grad_d, a, b, c
 
 
-def _gradients(
+def gradients(
     grad: Tensor, d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor, of_d: bool = True
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """Compute the gradients of d, unless it needs none, centers, temperature and scale."""
+    """Compute the gradients of d, unless it needs none, centers, temperature and scale in C++, past autograd."""
     _check(d, centers, temperature, scale, grad)
     grad, d, centers, scale = (t.contiguous() for t in (grad, d, centers, scale))
     kernels = len(scale)
@@ -213,46 +174,7 @@ class _Recorded(torch.autograd.Function):
         if is_recorded(grad, *saved) or is_batched(grad) or not is_direct(grad, *saved):
             return _through_operator(grad, saved)
         d, centers, temperature, scale = saved
-        return _gradients(grad, d, centers, temperature, scale, ctx.needs_input_grad[0])
-
-
-class _RecordedOfParameters(torch.autograd.Function):
-    """Does the same from a layer's own parameters, whose gradients are small sums: autograd sees one node, not ten."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
-        ctx.save_for_backward(*arguments[:5])
-        ctx.bounds = arguments[5:]
-        return _forward_of_parameters(*arguments)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors  # once: activation checkpointing gives each of them away once
-        bend, coldest = ctx.bounds
-        return *gradients_of_parameters(grad, saved, bend, coldest, ctx.needs_input_grad[0]), None, None
-
-
-def gradients_of_parameters(
-    grad: Tensor, saved: Sequence[Tensor], bend: float, coldest: float, of_d: bool
-) -> tuple[Tensor | None, ...]:
-    """Compute the gradients of the tensors of :func:`assign_of_parameters`, that of d only if it is needed."""
-    if is_recorded(grad, *saved) or is_batched(grad) or not is_direct(grad, *saved):
-        again = torch.is_grad_enabled()
-        with torch.enable_grad():
-            inputs = [t.view_as(t) for t in saved]
-            d, centers, raw, rebalance, gain = inputs
-            y = scaled_assign(d, centers, temperature_of(raw, bend, coldest), rebalance.softmax(0) * gain)
-            wanted = [t for t in inputs if t.requires_grad]
-            found = iter(torch.autograd.grad(y, wanted, grad, create_graph=again))
-        return tuple(next(found) if t.requires_grad else None for t in inputs)
-    d, centers, raw, rebalance, gain = saved
-    scales = rebalance.softmax(0)
-    temperature = temperature_of(raw, bend, coldest)
-    grad_d, of_centers, of_temperature, of_scale = _gradients(grad, d, centers, temperature, scales * gain, of_d)
-    slope = torch.where(raw < bend, (bend / (2 * bend - raw)) ** 2, 1.0)
-    shares = of_scale * scales
-    of_rebalance = gain * (shares - scales * shares.sum())
-    return grad_d, of_centers, of_temperature * slope, of_rebalance, shares.sum()
+        return gradients(grad, d, centers, temperature, scale, ctx.needs_input_grad[0])
 
 
 def _check(d: Tensor, centers: Tensor, temperature: Tensor, scale: Tensor, grad: Tensor | None = None) -> None:

@@ -54,7 +54,6 @@ def _declare(built: ctypes.CDLL) -> None:
     arguments = {
         "depth_difference": [*[address] * 3, integer, *[real] * 3, *[address] * 2],
         "malleable_assign": [*sizes, *[address] * 2, real, *[address] * 2, integer],
-        "malleable_assign_of": [*sizes, *[address] * 3, *[real] * 2, *[address] * 3, integer],
         "malleable_assign_backward": [*sizes, *[address] * 3, real, *[address] * 3, integer],
     }
     arguments["malleable_conv2d"] = [address, integer, *[address] * 8, *[real] * 2, *[address] * 2]
