@@ -24,7 +24,7 @@ from malleable.reports.plan import read_plan
 from malleable.reports.tables import markdown
 from malleable.runs.scores import Protocol
 
-FAULTS = ["25% unknown", "50% unknown", "90% unknown"]
+FAULTS = ["25% unknown", "50% unknown", "90% unknown", "50% scattered", "95% scattered"]
 
 
 def main() -> None:

@@ -64,6 +64,10 @@ def test_what_the_stresses_do() -> None:
     assert float((counts / 255 * depth.max() - depth)[known].abs().max()) <= 0.51 * float(depth.max()) / 255
     assert torch.equal(depth_of("shifted by 4 pixels")[..., 4:], depth[..., :-4])
     assert not depth_of("no depth").any()
+    for share in (0.5, 0.95):
+        lost = (depth_of(f"{share:.0%} scattered") == 0)[known]
+        assert float(lost.float().mean()) == pytest.approx(share, abs=0.03)
+        assert not lost.all()
     camera = Stressed(SCENES, BY_NAME["focal length × 0.8"])[1].camera
     assert camera.focal == pytest.approx(0.8 * SCENES[1].camera.focal)
     assert not (depth_of("noise of a Kinect")[~known]).any()

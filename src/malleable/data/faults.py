@@ -32,6 +32,11 @@ def holes(depth: Tensor, share: float, random: torch.Generator | None = None) ->
     return torch.where(lost.view_as(depth), 0.0, depth)
 
 
+def scattered(depth: Tensor, share: float, random: torch.Generator | None = None) -> Tensor:
+    """Make each pixel unknown by itself, with the probability ``share``, as where a few rays measure an image."""
+    return torch.where(torch.rand(depth.shape, generator=random) < share, 0.0, depth)
+
+
 def noise(depth: Tensor, metres: float = 0.0, relative: float = 0.0, random: torch.Generator | None = None) -> Tensor:
     """Add independent noise of a standard deviation of ``metres``, or of a part of the depth, to each known pixel."""
     deviation = metres + relative * depth
@@ -152,6 +157,10 @@ STRESSES: Sequence[Stress] = (
     *(
         Stress(f"{share:.0%} unknown", "holes", share, _on_depth(lambda d, r, s=share: holes(d, s, r)))  # type: ignore[misc]
         for share in (0.25, 0.5, 0.9)
+    ),
+    *(
+        Stress(f"{share:.0%} scattered", "scattered holes", share, _on_depth(lambda d, r, s=share: scattered(d, s, r)))  # type: ignore[misc]
+        for share in (0.5, 0.95)
     ),
     Stress("no depth", "holes", 1.0, _on_depth(lambda d, _: torch.zeros_like(d))),
     *(
