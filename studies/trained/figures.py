@@ -1,0 +1,44 @@
+"""Draw a study's validations and its faults of depth, means over seeds, from its results.json.
+
+    python studies/trained/figures.py studies/trained/rooms
+
+Writes curves.png and faults.png beside the results.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from malleable.figures.curves import training
+from malleable.figures.stress import stress
+from malleable.figures.style import save
+from malleable.files import read_json
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    rows = [row for row in read_json(folder / "results.json")["rows"] if row["runs"]]
+    curves, faults = {}, {}
+    for row in rows:
+        runs = list(row["runs"].values())
+        steps = np.array([int(step) for step in runs[0]["curve"]])
+        miou = np.mean([list(run["curve"].values()) for run in runs], axis=0)
+        name = f"{row['name']} ({len(runs)})"
+        curves[name] = {"miou": (steps, miou)}
+        faults[name] = (_mean(runs, lambda run: run["miou"]), {
+            fault: _mean(runs, lambda run, fault=fault: run["stress"][fault]) for fault in runs[0]["stress"]
+        })  # fmt: skip
+    save(training(curves), str(folder / "curves.png"), "png")
+    save(stress(faults), str(folder / "faults.png"), "png")
+
+
+def _mean(runs: list[dict[str, Any]], value: Any) -> float:
+    return float(np.mean([value(run) for run in runs]))
+
+
+if __name__ == "__main__":
+    main()
