@@ -51,7 +51,10 @@ def stress(rows: Mapping[str, tuple[float, Mapping[str, float]]]) -> Figure:
     panel = figure.add_subplot(wide)
     for number, (clean, found) in enumerate(rows.values()):
         values = [clean, *(found.get(stress.name, float("nan")) for stress in others)]
-        panel.plot(range(len(values)), values, "o", color=LINES[number % len(LINES)], markersize=7)
+        face = None if number < len(LINES) else "white"  # what dashes are to lines
+        panel.plot(
+            range(len(values)), values, "o", color=LINES[number % len(LINES)], markerfacecolor=face, markersize=7
+        )
     panel.set_xticks(range(len(others) + 1), ["no fault", *(fill(s.name, 18) for s in others)], fontsize=8.5)
     panel.set(ylabel="mIoU (%)")
     panel.set_ylim(bottom=0)
