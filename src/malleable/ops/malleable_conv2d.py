@@ -21,6 +21,8 @@ from malleable.ops.scaled_assign import fits, scaled_assign, temperature_of
 from malleable.ops.scaled_assign import gradients as assign_gradients
 from malleable.ops.window import Window
 
+_Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor]  # as malleable_conv2d has them
+
 _CPU = torch.device("cpu")
 _MOST_CALLS = 4096
 
@@ -73,7 +75,7 @@ def malleable_conv2d(
         return None
     if is_recorded(*tensors):
         return cast(Tensor, _RecordedAtOnce.apply(*tensors, bounds, plan))
-    return _forward(None, *tensors, bounds, plan)
+    return _forward(None, tensors, bounds, plan)
 
 
 def _plan(
@@ -94,20 +96,9 @@ def _plan(
     return _Plan(run, (assign.shape, assign.stride()), (y.shape, y.stride()), window, groups)
 
 
-def _forward(
-    assign: Tensor | None,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    d: Tensor,
-    centers: Tensor,
-    raw_temperature: Tensor,
-    rebalance: Tensor,
-    gain: Tensor,
-    bounds: tuple[float, float],
-    plan: _Plan,
-) -> Tensor:
+def _forward(assign: Tensor | None, tensors: _Tensors, bounds: tuple[float, float], plan: _Plan) -> Tensor:
     """Run a plan, and write the assignment to ``assign`` if it is wanted."""
+    x, weight, bias, d, centers, raw_temperature, rebalance, gain = tensors
     y = torch.empty_strided(*plan.y, dtype=torch.float32, device=_CPU)
     weight, d, centers, rebalance = weight.contiguous(), d.contiguous(), centers.contiguous(), rebalance.contiguous()
     bias = bias if bias is None else bias.contiguous()
@@ -123,11 +114,12 @@ def _forward(
 class _RecordedAtOnce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        x, weight, _, d, centers, raw_temperature, rebalance, gain, bounds, plan = arguments
+        *tensors, bounds, plan = arguments
         assign = torch.empty_strided(*plan.assign, dtype=torch.float32, device=_CPU)
-        ctx.save_for_backward(assign, x, weight, d, centers, raw_temperature, rebalance, gain)
+        x, weight, _, *others = tensors
+        ctx.save_for_backward(assign, x, weight, *others)
         ctx.settings = *bounds, plan.window, plan.groups
-        return _forward(assign, *arguments)
+        return _forward(assign, cast(_Tensors, tensors), bounds, plan)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
