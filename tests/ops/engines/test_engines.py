@@ -30,6 +30,7 @@ SHAPES: dict[str, tuple[Any, ...]] = {
     "lopsided": (1, 6, 8, 3, 1, (9, 11), 4, 1, "same", 1),
     "pointwise": (2, 8, 8, 3, 1, (5, 6), 1, 1, 0, 1),
     "stride beyond the kernel": (1, 4, 4, 2, 1, (11, 12), 2, 3, 0, 1),
+    "dense, stride beyond the kernel": (1, 18, 20, 2, 1, (11, 12), 2, 3, 0, 1),
     "grouped": (2, 12, 18, 3, 3, (7, 8), 3, 1, 1, 1),
     "grouped strided": (2, 24, 16, 3, 8, (13, 11), 3, 2, 1, 1),
     "grouped dilated": (1, 32, 32, 4, 2, (9, 19), (3, 2), (1, 3), (2, 1), (2, 3)),
@@ -113,6 +114,20 @@ def test_gradients_one_at_a_time(engine: str, shape: str, needs: tuple[bool, boo
         assert (a is not None) == need
         if need:
             assert_near(a, e, 3e-6, "gradient")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_gradient_is_left_half_written(shape: str) -> None:
+    tensors, window, groups = problem(SHAPES[shape], "constant center", torch.float32)
+    low = [t.float() for t in tensors]
+    if reason := native.can_run(*low[1:], window, groups):
+        pytest.skip(reason)
+    torch.use_deterministic_algorithms(True)  # puts NaN where memory is not written
+    try:
+        gradients = native.backward(*low, window, groups, EVERY)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(g is not None and g.isfinite().all() for g in gradients)
 
 
 @pytest.mark.parametrize("engine", FAST)

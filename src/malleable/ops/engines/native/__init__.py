@@ -72,8 +72,11 @@ def backward(
     grad: Tensor, x: Tensor, weight: Tensor, assign: Tensor, window: Window, groups: int, needs: Needs
 ) -> Gradients:
     weight, assign = weight.contiguous(), assign.contiguous()
-    grad_x = torch.zeros_like(x) if needs[0] else None
-    grad_weight = torch.zeros_like(weight) if needs[1] else None
+    # The kernels write every weight, and the dense ones every pixel; a stride may leave pixels out of the others.
+    written = torch.empty_like if grad.numel() else torch.zeros_like
+    dense = _path(x.shape[1], grad.shape[1], groups) == "dense"
+    grad_x = (written if dense else torch.zeros_like)(x) if needs[0] else None
+    grad_weight = written(weight) if needs[1] else None
     grad_assign = torch.zeros_like(assign, dtype=torch.float32) if needs[2] else None
     if grad.numel():
         strides = x.stride(), grad.stride(), (x if grad_x is None else grad_x).stride()
