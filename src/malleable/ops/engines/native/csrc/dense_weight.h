@@ -50,7 +50,8 @@ void backward_weight(const Problem& p, const T* grad, const T* x, const T* assig
   const int columns = std::max(1, p.threads / shares), per_column = (c + columns - 1) / columns;
   const int chunk = channels_at_once(per_column, most);
   const Buffers ins(p.threads, most * chunk), outs(p.threads, int64_t(largest.pixels()) * pitch);
-  const Buffers products(p.threads, int64_t(largest.pixels()) * chunk);
+  const int apart = chunk + kLanes;  // of scaled pixels: a power of two would put them all into the same few lines of cache
+  const Buffers products(p.threads, int64_t(largest.pixels()) * apart);
   for (int group = 0; group < p.groups; ++group) {
 #pragma omp parallel for num_threads(p.threads) schedule(static) if (p.is_large())
     for (int64_t i = 0; i < part * shares; ++i) parts[i] = 0;
@@ -65,8 +66,9 @@ void backward_weight(const Problem& p, const T* grad, const T* x, const T* assig
           for (int64_t b = total * share / shares; b < total * (share + 1) / shares; ++b) {
             const int n = int(b / blocks.count());
             const Region r = blocks[int(b % blocks.count())], source = input_of(p, r).clipped(p.height, p.width);
-            gather(grad + n * p.y_stride[0] + group * o * p.y_stride[1], p.y_stride, p.out_height, p.out_width, o, r,
-                   out, pitch);
+            for (int v = 0; v < o; v += kPanel)  // panel after panel, each of which is read from end to end many times
+              gather(grad + n * p.y_stride[0] + (group * o + v) * p.y_stride[1], p.y_stride, p.out_height, p.out_width,
+                     std::min(kPanel, o - v), r, out + int64_t(v) * r.pixels(), std::min(kPanel, pitch - v));
             for (int first = slice * per_column; first < std::min(c, (slice + 1) * per_column); first += chunk) {
               const int depth = std::min(chunk, std::min(c, (slice + 1) * per_column) - first);
               gather(x + n * p.x_stride[0] + (group * c + first) * p.x_stride[1], p.x_stride, p.height, p.width, depth,
@@ -80,15 +82,15 @@ void backward_weight(const Problem& p, const T* grad, const T* x, const T* assig
                   const List& list = joined.taken(a);
                   for (int i = 0; i < list.count; ++i) {
                     const float scale = list.scale[i], *pixel = in + int64_t(list.from[i]) * depth;
-                    float* to = scaled + int64_t(i) * depth;
+                    float* to = scaled + int64_t(i) * apart;
                     for (int d = 0; d < depth; ++d) to[d] = scale * pixel[d];
                   }
                   float* sums = parts + share * part + ((int64_t(k) * taps + t) * c + first) * pitch;
                   for (int v = 0; v < o; v += kPanel) {
-                    const int vectors = (std::min(kPanel, o - v) + kLanes - 1) / kLanes;
+                    const Rows panel{out + int64_t(v) * r.pixels(), std::min(kPanel, pitch - v)};
                     for (int d = 0; d < depth; d += kRows)
-                      kOuter.of[std::min(kRows, depth - d)][vectors](list, scaled + d, depth, {out, pitch}, v,
-                                                                     sums + int64_t(d) * pitch + v, pitch);
+                      kOuter.of[std::min(kRows, depth - d)][panel.pitch / kLanes](
+                          list, scaled + d, apart, panel, sums + int64_t(d) * pitch + v, pitch);
                   }
                 }
               }

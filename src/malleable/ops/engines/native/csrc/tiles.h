@@ -206,14 +206,14 @@ inline void walk(const List& list, Rows from, float* to, int pitch, const float*
 
 // sums[row][vector] += sum over pixels of a list of scaled[number of the pixel][row] * grad[pixel][vector].
 template <int R, int V>
-void outer(const List& list, const float* scaled, int pitch, Rows grad, int offset, float* sums, int sums_pitch) {
+void outer(const List& list, const float* scaled, int pitch, Rows grad, float* sums, int sums_pitch) {
   Vec acc[R][V];
   MALLEABLE_UNROLL
   for (int r = 0; r < R; ++r)
     MALLEABLE_UNROLL
     for (int v = 0; v < V; ++v) acc[r][v] = load(sums + int64_t(r) * sums_pitch + v * kLanes);
   for (int i = 0; i < list.count; ++i, scaled += pitch) {
-    const float* g = grad[list.to[i]] + offset;
+    const float* g = grad[list.to[i]];
     Vec b[V];
     MALLEABLE_UNROLL
     for (int v = 0; v < V; ++v) b[v] = load(g + v * kLanes);
@@ -230,7 +230,7 @@ void outer(const List& list, const float* scaled, int pitch, Rows grad, int offs
     for (int v = 0; v < V; ++v) store(sums + int64_t(r) * sums_pitch + v * kLanes, acc[r][v]);
 }
 struct Outer {
-  using Function = void (*)(const List&, const float*, int, Rows, int, float*, int);
+  using Function = void (*)(const List&, const float*, int, Rows, float*, int);
   template <int R, int V>
   static constexpr Function run = outer<R, V>;
 };
