@@ -85,8 +85,8 @@ def conv2d(
 ) -> Any:
     """Write y(i) = Σ_k Σ_p assign_k(i, p) · w_k(p) · x(i + p) + bias in ONNX operators.
 
-    A runtime writes what it weighs before it multiplies it. So every kernel of every tap is weighed and convolved by
-    itself, which keeps that as small as the features, and sums are such that a convolution adds its output to them.
+    A runtime writes what it weighs before it multiplies it. So only one tap is weighed at a time, for all its kernels,
+    whose products are one convolution; sums are such that a convolution adds its output to them.
     """
     from onnxscript import ir
 
@@ -119,18 +119,22 @@ def conv2d(
         shared = op.ReduceSum(op.Mul(op.Gather(w, window.center), op.Reshape(center, [-1, 1, 1])), [0], keepdims=0)
         read, step = (x, stride) if _is_centered(window) else (patch(window.center), (1, 1))
         terms.append(op.Conv(read, op.Unsqueeze(shared, [2, 3]), bias, group=groups, strides=list(step)))
+    apart, together = (
+        op.Concat(op.Constant(value_ints=[0, *sizes]), output, axis=0)
+        for sizes in ((groups, 1, channels), (kernels * x.shape[1],))
+    )
     for p in range(window.taps):
         if p == window.center and center is not None:
             continue
-        kernel, g = op.Gather(w, p), op.Gather(assign, p, axis=2)  # (K, O, c), (N, K, Hout, Wout)
+        kernel = op.Gather(w, p)  # (K, O, c)
         if groups == out == channels * groups and groups > 1:  # depthwise: the weights of each pixel first
-            mixed = op.Conv(g, op.Unsqueeze(op.Transpose(op.Squeeze(kernel, [2])), [2, 3]))
+            mixed = op.Conv(op.Gather(assign, p, axis=2), op.Unsqueeze(op.Transpose(op.Squeeze(kernel, [2])), [2, 3]))
             terms.append(op.Mul(patch(p), mixed))
             continue
-        read = patch(p)
-        for k in range(kernels):
-            weighed = known(op.Mul(read, op.Gather(g, [k], axis=1)), x.shape[1])
-            terms.append(op.Conv(weighed, op.Unsqueeze(op.Gather(kernel, k), [2, 3]), group=groups))
+        g = op.Unsqueeze(op.Slice(assign, [p], [p + 1], [2]), [1])  # (N, 1, K, 1, Hout, Wout)
+        weighed = known(op.Reshape(op.Mul(op.Reshape(patch(p), apart), g), together), kernels * x.shape[1])
+        kernel = op.Reshape(op.Transpose(kernel, perm=[1, 0, 2]), [out, kernels * channels, 1, 1])
+        terms.append(op.Conv(weighed, kernel, group=groups))
     y = functools.reduce(lambda a, b: known(op.Add(a, b), out), (known(term, out) for term in terms))
     return y if bias is None or center is not None else op.Add(y, op.Reshape(bias, [-1, 1, 1]))
 
