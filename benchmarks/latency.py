@@ -51,6 +51,8 @@ def runner(form: Path | torch.nn.Module, size: tuple[int, int], threads: int) ->
     if isinstance(form, Path):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
+        # Networks take turns, and threads that stayed awake for more of one would slow the next.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
         session = onnxruntime.InferenceSession(str(form), options, providers=["CPUExecutionProvider"])
         return partial(session.run, None, Inputs(form, [sample]).get_next())
     tensors = [t[None].as_subclass(torch.Tensor) for t in (sample.image, sample.depth)]
