@@ -43,7 +43,29 @@ void pack(const Problem& p, const Sweep& s, const T* weight, bool transposed, fl
   }
 }
 
-// R vectors of cells times O output channels of one group. out: [output][cells]; with Dots also dots[tap][kernel][R] +=
+// One register tile: R vectors of cells times O output channels.
+template <int R, int O>
+struct Tile {
+  Vec acc[O][R];
+
+  // acc += w[input][output] . source(input, vector)
+  template <typename Source>
+  inline __attribute__((always_inline)) void multiply(int64_t inputs, const float* w, const Source& source) {
+    for (int64_t i = 0; i < inputs; ++i, w += O) {
+      Vec from[R];
+      MALLEABLE_UNROLL
+      for (int r = 0; r < R; ++r) from[r] = held(source(i, r));
+      MALLEABLE_UNROLL
+      for (int o = 0; o < O; ++o) {
+        const Vec weight = broadcast(w[o]);
+        MALLEABLE_UNROLL
+        for (int r = 0; r < R; ++r) acc[o][r] += weight * from[r];
+      }
+    }
+  }
+};
+
+// All taps and kernels of one tile. out: [output][cells]; with Dots also dots[tap][kernel][R] +=
 // features[output][cells] . (w x).
 template <int R, int O, bool Dots>
 void multiply(const Problem& p, const Work& work, const float* in, int inputs, const int64_t* places, const float* a,
@@ -55,23 +77,9 @@ void multiply(const Problem& p, const Work& work, const float* in, int inputs, c
     for (int r = 0; r < R; ++r) store(out + o * cells + r * kLanes, Vec{});
   for (const Tap& tap : work.job.sweep->taps)
     for (int k = 0; k < p.kernels; ++k, a += R * kLanes, dots += Dots ? R * kLanes : 0) {
-      Vec acc[O][R];
-      MALLEABLE_UNROLL
-      for (int o = 0; o < O; ++o)
-        MALLEABLE_UNROLL
-        for (int r = 0; r < R; ++r) acc[o][r] = Vec{};
-      const float* x = in + tap.offset;
-      for (int i = 0; i < inputs; ++i, x += plane, w += O) {
-        Vec source[R];
-        MALLEABLE_UNROLL
-        for (int r = 0; r < R; ++r) source[r] = held(load(x + places[r]));
-        MALLEABLE_UNROLL
-        for (int o = 0; o < O; ++o) {
-          const Vec weight = broadcast(w[o]);
-          MALLEABLE_UNROLL
-          for (int r = 0; r < R; ++r) acc[o][r] += weight * source[r];
-        }
-      }
+      Tile<R, O> tile{};
+      tile.multiply(inputs, w, [&, x = in + tap.offset](int64_t i, int r) { return load(x + i * plane + places[r]); });
+      w += int64_t(inputs) * O;
       MALLEABLE_UNROLL
       for (int r = 0; r < R; ++r) {
         const Vec share = held(load(a + r * kLanes));
@@ -79,8 +87,8 @@ void multiply(const Problem& p, const Work& work, const float* in, int inputs, c
         MALLEABLE_UNROLL
         for (int o = 0; o < O; ++o) {
           float* to = out + o * cells + r * kLanes;
-          store(to, load(to) + share * acc[o][r]);
-          if (Dots) dot += load(features + o * cells + r * kLanes) * acc[o][r];
+          store(to, load(to) + share * tile.acc[o][r]);
+          if (Dots) dot += load(features + o * cells + r * kLanes) * tile.acc[o][r];
         }
         if (Dots) store(dots + r * kLanes, dot);
       }
@@ -107,26 +115,16 @@ void scale(const Problem& p, const Work& work, const float* in, int inputs, cons
 // out[output][cells] = or += w[input][output] . scaled[input][R].
 template <int R, int O>
 void multiply_scaled(const float* scaled, int64_t inputs, const float* w, int64_t cells, bool add, float* out) {
-  Vec acc[O][R];
+  Tile<R, O> tile;
   MALLEABLE_UNROLL
   for (int o = 0; o < O; ++o)
     MALLEABLE_UNROLL
-    for (int r = 0; r < R; ++r) acc[o][r] = add ? load(out + o * cells + r * kLanes) : Vec{};
-  for (int64_t i = 0; i < inputs; ++i, scaled += R * kLanes, w += O) {
-    Vec source[R];
-    MALLEABLE_UNROLL
-    for (int r = 0; r < R; ++r) source[r] = held(load(scaled + r * kLanes));
-    MALLEABLE_UNROLL
-    for (int o = 0; o < O; ++o) {
-      const Vec weight = broadcast(w[o]);
-      MALLEABLE_UNROLL
-      for (int r = 0; r < R; ++r) acc[o][r] += weight * source[r];
-    }
-  }
+    for (int r = 0; r < R; ++r) tile.acc[o][r] = add ? load(out + o * cells + r * kLanes) : Vec{};
+  tile.multiply(inputs, w, [=](int64_t i, int r) { return load(scaled + (i * R + r) * kLanes); });
   MALLEABLE_UNROLL
   for (int o = 0; o < O; ++o)
     MALLEABLE_UNROLL
-    for (int r = 0; r < R; ++r) store(out + o * cells + r * kLanes, acc[o][r]);
+    for (int r = 0; r < R; ++r) store(out + o * cells + r * kLanes, tile.acc[o][r]);
 }
 
 struct Multiplies {
