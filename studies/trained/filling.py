@@ -2,8 +2,7 @@
 
     python studies/trained/filling.py studies/trained/rooms.yaml runs/trained_rooms
 
-Reads the runs of the first seed that `malleable study` left in the folder and prints a table; networks that see depth
-count, and those that were trained with holes do not.
+Reads a run of each row that `malleable study` left in the folder and prints a table; networks that see depth count.
 """
 
 from __future__ import annotations
@@ -31,10 +30,12 @@ def main() -> None:
     torch.set_num_threads(1)
     study, runs = Path(sys.argv[1]), Path(sys.argv[2])
     cells = [["mIoU", "unknown depth", "as it is", *FAULTS]]
+    seen = set()
     for run in read_plan(study).runs:
         data, model = run.config.data, run.config.model
-        if run.seed or not model.sees_depth or data.depth_holes or not (runs / run.folder).is_dir():
+        if run.row in seen or not model.sees_depth or not (runs / run.folder / "results.json").is_file():
             continue
+        seen.add(run.row)
         net = load_trained(str(runs / run.folder)).net
         dataset = open_dataset(data.root, data.val)
         for filled in (False, True):
@@ -44,7 +45,7 @@ def main() -> None:
             own = evaluate_network(net, dataset, split=data.val).miou
             found = stress_network(net, dataset, Protocol(), own, chosen_stresses(FAULTS), split=data.val)
             numbers = [f"{value:.1f}" for value in (own, *found.values())]
-            cells.append([run.row, "filled" if filled else "the same depth", *numbers])
+            cells.append([f"{run.row}, seed {run.seed}", "filled" if filled else "not filled", *numbers])
     print(markdown(cells))
 
 
