@@ -2,7 +2,7 @@
 
     python studies/trained/figures.py studies/trained/rooms
 
-Writes curves.png and faults.png beside the results.
+Writes curves.png and faults.png beside the results, of the rows that have most seeds.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from malleable.files import read_json
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    rows = [row for row in read_json(folder / "results.json")["rows"] if row["runs"]]
+    rows = read_json(folder / "results.json")["rows"]
+    most = max(len(row["runs"]) for row in rows)
+    rows = [row for row in rows if len(row["runs"]) == most]
     curves, faults = {}, {}
     for row in rows:
         runs = list(row["runs"].values())
         steps = np.array([int(step) for step in runs[0]["curve"]])
         miou = np.mean([list(run["curve"].values()) for run in runs], axis=0)
-        name = f"{row['name']} ({len(runs)})"
+        name = row["name"]
         curves[name] = {"miou": (steps, miou)}
         faults[name] = (_mean(runs, lambda run: run["miou"]), {
             fault: _mean(runs, lambda run, fault=fault: run["stress"][fault]) for fault in runs[0]["stress"]
