@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -31,15 +30,9 @@ def main() -> None:
         miou = np.mean([list(run["curve"].values()) for run in runs], axis=0)
         name = row["name"]
         curves[name] = {"miou": (steps, miou)}
-        faults[name] = (_mean(runs, lambda run: run["miou"]), {
-            fault: _mean(runs, lambda run, fault=fault: run["stress"][fault]) for fault in runs[0]["stress"]
-        })  # fmt: skip
+        faults[name] = (row["miou"]["mean"], {fault: found["mean"] for fault, found in row["stress"].items()})
     save(training(curves), str(folder / "curves.png"), "png")
     save(stress(faults), str(folder / "faults.png"), "png")
-
-
-def _mean(runs: list[dict[str, Any]], value: Any) -> float:
-    return float(np.mean([value(run) for run in runs]))
 
 
 if __name__ == "__main__":

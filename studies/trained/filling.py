@@ -21,7 +21,7 @@ from malleable.models.convert import Converted
 from malleable.models.depth_input import DepthEncoder
 from malleable.reports.plan import read_plan
 from malleable.reports.tables import markdown
-from malleable.runs.scores import Protocol
+from malleable.runs.scores import RESULTS, Protocol
 
 FAULTS = ["25% unknown", "50% unknown", "90% unknown", "50% scattered", "95% scattered"]
 
@@ -33,7 +33,7 @@ def main() -> None:
     seen = set()
     for run in read_plan(study).runs:
         data, model = run.config.data, run.config.model
-        if run.row in seen or not model.sees_depth or not (runs / run.folder / "results.json").is_file():
+        if run.row in seen or not model.sees_depth or not (runs / run.folder / RESULTS).is_file():
             continue
         seen.add(run.row)
         net = load_trained(str(runs / run.folder)).net
