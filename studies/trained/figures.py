@@ -9,28 +9,40 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from malleable.figures.curves import training
 from malleable.figures.stress import stress
-from malleable.figures.style import save
+from malleable.figures.style import Array, save
 from malleable.files import read_json
+
+
+def full_rows(folder: Path) -> list[dict[str, Any]]:
+    """Read the rows of a study's results that have most seeds."""
+    rows = read_json(folder / "results.json")["rows"]
+    most = max(len(row["runs"]) for row in rows)
+    return [row for row in rows if len(row["runs"]) == most]
+
+
+def read_curves(folder: Path) -> dict[str, tuple[Array, Array]]:
+    """Read the validations of these rows: name → (steps, mIoU), both (V,), means over seeds."""
+    curves = {}
+    for row in full_rows(folder):
+        runs = [run["curve"] for run in row["runs"].values()]
+        steps = np.array([int(step) for step in runs[0]])
+        curves[row["name"]] = (steps, np.mean([list(run.values()) for run in runs], axis=0))
+    return curves
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    rows = read_json(folder / "results.json")["rows"]
-    most = max(len(row["runs"]) for row in rows)
-    rows = [row for row in rows if len(row["runs"]) == most]
-    curves, faults = {}, {}
-    for row in rows:
-        runs = list(row["runs"].values())
-        steps = np.array([int(step) for step in runs[0]["curve"]])
-        miou = np.mean([list(run["curve"].values()) for run in runs], axis=0)
-        name = row["name"]
-        curves[name] = {"miou": (steps, miou)}
-        faults[name] = (row["miou"]["mean"], {fault: found["mean"] for fault, found in row["stress"].items()})
+    curves = {name: {"miou": curve} for name, curve in read_curves(folder).items()}
+    faults = {
+        row["name"]: (row["miou"]["mean"], {fault: found["mean"] for fault, found in row["stress"].items()})
+        for row in full_rows(folder)
+    }
     save(training(curves), str(folder / "curves.png"), "png")
     save(stress(faults), str(folder / "faults.png"), "png")
 

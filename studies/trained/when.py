@@ -1,0 +1,152 @@
+"""Ask the trained networks of a study when depth helps: how long a training, how much noise, how far, how steep.
+
+    python studies/trained/when.py studies/trained/streets.yaml runs/trained_streets
+
+Reads the runs that `malleable study` left in the folder, keeps what it found in when.json beside the study's results,
+prints it, and draws when.png. What is in the file is not measured again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from again import measure_again, record
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from figures import read_curves
+from malleable.data import SampleDataset, open_dataset
+from malleable.data.faults import noise
+from malleable.data.sample import Sample
+from malleable.data.tv_tensors import IGNORE
+from malleable.figures.style import DASHES, LINES, Array, legend, new_figure, save, styled
+from malleable.geometry import Geometry
+from malleable.inference.confusion import Confusion
+from malleable.inference.probabilities import probabilities
+from malleable.ops.window import Window
+from malleable.reports.plan import read_plan
+from malleable.reports.tables import markdown
+
+NOISE = (0.0, 0.005, 0.01, 0.02, 0.04)  # standard deviation, as a part of the depth
+STEPS = (0.0, 0.5, 1.5, 3.0, 6.0)  # the largest difference to a neighbour, in cells of the grid of res2
+PARTS = 5  # of all pixels by their depth, equally many in each
+RATE = 4  # of res2's grid
+
+QUESTIONS = {"noise": len(NOISE), "depth": PARTS, "steepness": len(STEPS)}
+"""What is asked of every network → in how many strengths or bins."""
+
+
+def steepness(sample: Sample) -> Tensor:
+    """Tell how far, in cells along the depth axis, the farthest of a pixel's neighbours on res2's grid is: (H, W)."""
+    height, width = sample.camera.size
+    size = (-(-height // RATE), -(-width // RATE))
+    geometry = Geometry(sample.depth.as_subclass(Tensor)[None], sample.camera.focal)
+    differences = geometry.relative_depth(Window.of(3, padding=1), size)
+    largest = differences.value[0].abs().amax(0)  # (h, w)
+    return largest.repeat_interleave(RATE, 0).repeat_interleave(RATE, 1)[:height, :width]
+
+
+def bins(sample: Sample, borders: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Give each question's bin for each pixel of known depth, (H, W); −1 elsewhere."""
+    depth = sample.depth.as_subclass(Tensor)[0]
+    for question, where in (
+        ("depth", torch.bucketize(depth, borders)),
+        ("steepness", torch.bucketize(steepness(sample), torch.tensor(STEPS[1:]), right=True)),
+    ):
+        yield question, torch.where(depth > 0, where, -1)
+
+
+def depth_borders(dataset: SampleDataset) -> Tensor:
+    """Find the depths that part all pixels of known depth into equal shares: (PARTS − 1,)."""
+    depths = torch.cat([dataset[i].depth.as_subclass(Tensor).flatten() for i in range(len(dataset))])
+    quantiles = np.quantile(depths[depths > 0].numpy(), np.arange(1, PARTS) / PARTS)
+    return torch.from_numpy(quantiles).float()
+
+
+def spoiled(sample: Sample, strength: float, index: int) -> Sample:
+    """Add noise to depth, the same whichever network sees it."""
+    random = torch.Generator().manual_seed(index)
+    depth = noise(sample.depth.as_subclass(Tensor), relative=strength, random=random)
+    return Sample(sample.image, depth, sample.label, sample.camera, sample.id)
+
+
+def measure(net: nn.Module, dataset: SampleDataset, borders: Tensor) -> dict[str, list[float]]:
+    """Score a network, mIoU in percent, under every noise, and without it in every bin."""
+    found = {name: [Confusion(len(dataset.classes)) for _ in range(count)] for name, count in QUESTIONS.items()}
+    for index in range(len(dataset)):
+        sample = dataset[index]
+        label = sample.label.as_subclass(Tensor)
+        for strength, confusion in zip(NOISE, found["noise"], strict=True):
+            predicted = probabilities(net, spoiled(sample, strength, index)).max(0).indices
+            confusion.update(predicted, label)
+            if strength == 0:
+                for question, where in bins(sample, borders):
+                    for number, inside in enumerate(found[question]):
+                        inside.update(predicted, torch.where(where == number, label, IGNORE))
+    return {name: [100 * confusion.miou for confusion in several] for name, several in found.items()}
+
+
+@styled
+def draw(
+    curves: Mapping[str, tuple[Array, Array]], found: Mapping[str, Mapping[str, Array]], borders: Sequence[float]
+) -> Figure:
+    """Draw each row's mIoU above the first row's: by updates, noise, depth and steepness, means over seeds."""
+    figure, panels = new_figure(11.5, 6.6, 2, 2)
+    lines: dict[str, Any] = {}
+    first = next(iter(curves))
+    for number, name in enumerate(list(curves)[1:]):
+        look: dict[str, Any] = {"color": LINES[number % len(LINES)], "linestyle": DASHES[number // len(LINES)]}
+        steps, miou = curves[name]
+        (lines[name],) = panels[0, 0].plot(steps, miou - curves[first][1], marker="o", markersize=4, **look)
+        for panel, question in zip(panels.flat[1:], QUESTIONS, strict=True):
+            if name in found:
+                gains = found[name][question] - found[first][question]
+                panel.plot(range(len(gains)), gains, marker="o", markersize=4, **look)
+    ends = [f"{a:.3g}" for a in borders]
+    ticks = {
+        "noise of depth, standard deviation": [f"{strength:.1%}" for strength in NOISE],
+        "a fifth of the pixels each: metres": [
+            f"to {ends[0]}", *(f"{a} … {b}" for a, b in itertools.pairwise(ends)), f"from {ends[-1]}"
+        ],
+        "farthest neighbour on the grid of res2, in cells": [
+            *(f"{a:g} … {b:g}" for a, b in itertools.pairwise(STEPS)), f"from {STEPS[-1]:g}"
+        ],
+    }  # fmt: skip
+    panels[0, 0].set_xlabel("updates")
+    for panel, (label, names) in zip(panels.flat[1:], ticks.items(), strict=True):
+        panel.set_xticks(range(len(names)), names, fontsize=8.5)
+        panel.set_xlabel(label)
+    for panel in panels.flat:
+        panel.axhline(0, color="black", linewidth=0.8)
+    for row in panels:
+        row[0].set_ylabel(f"mIoU above {first}")
+    legend(figure, list(lines.values()), list(lines), width=3.0)
+    return figure
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    plan = read_plan(Path(sys.argv[1]))
+    data = plan.runs[0].config.data
+    dataset = open_dataset(data.root, data.val)
+    borders = depth_borders(dataset)
+    found = measure_again(plan, Path(sys.argv[2]), "when.json", lambda run, net: measure(net, dataset, borders))
+    means = {
+        name: {question: np.mean([each[question] for each in seeds.values()], axis=0) for question in QUESTIONS}
+        for name, seeds in found.items()
+    }
+    for question, count in QUESTIONS.items():
+        cells = [[question, *map(str, range(count))]]
+        cells += [[name, *(f"{value:.1f}" for value in values[question])] for name, values in means.items()]
+        print(markdown(cells))
+    save(draw(read_curves(record(plan)), means, borders.tolist()), str(record(plan) / "when.png"), "png")
+
+
+if __name__ == "__main__":
+    main()
