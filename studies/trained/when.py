@@ -9,6 +9,7 @@ prints it, and draws when.png. What is in the file is not measured again.
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from again import measure_again, record
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -26,11 +26,13 @@ from malleable.data.faults import noise
 from malleable.data.sample import Sample
 from malleable.data.tv_tensors import IGNORE
 from malleable.figures.style import DASHES, LINES, Array, legend, new_figure, save, styled
+from malleable.files import read_json, write_whole
 from malleable.geometry import Geometry
 from malleable.inference.confusion import Confusion
+from malleable.inference.load import load_trained
 from malleable.inference.probabilities import probabilities
 from malleable.ops.window import Window
-from malleable.reports.plan import read_plan
+from malleable.reports.plan import Plan, read_plan
 from malleable.reports.tables import markdown
 
 NOISE = (0.0, 0.005, 0.01, 0.02, 0.04)  # standard deviation, as a part of the depth
@@ -40,6 +42,9 @@ RATE = 4  # of res2's grid
 
 QUESTIONS = {"noise": len(NOISE), "depth": PARTS, "steepness": len(STEPS)}
 """What is asked of every network → in how many strengths or bins."""
+
+Found = dict[str, dict[str, dict[str, list[float]]]]
+"""Row → seed → question → mIoU in percent for each strength or bin."""
 
 
 def steepness(sample: Sample) -> Tensor:
@@ -130,13 +135,29 @@ def draw(
     return figure
 
 
+def measure_all(plan: Plan, runs: Path, record: Path, dataset: SampleDataset, borders: Tensor) -> Found:
+    """Measure the finished runs of ``plan`` in ``runs`` that when.json in ``record`` does not have yet."""
+    kept = record / "when.json"
+    found: Found = read_json(kept) if kept.exists() else {}
+    finished = {(row["name"], seed) for row in read_json(record / "results.json")["rows"] for seed in row["runs"]}
+    for run in plan.runs:
+        seed = str(run.seed)
+        if (run.row, seed) not in finished or seed in found.get(run.row, {}) or not (runs / run.folder).is_dir():
+            continue
+        found.setdefault(run.row, {})[seed] = measure(load_trained(str(runs / run.folder)).net, dataset, borders)
+        write_whole(kept, (json.dumps(found, indent=1) + "\n").encode())
+        print(f"{run}: measured", flush=True)
+    return found
+
+
 def main() -> None:
     torch.set_num_threads(1)
     plan = read_plan(Path(sys.argv[1]))
     data = plan.runs[0].config.data
     dataset = open_dataset(data.root, data.val)
     borders = depth_borders(dataset)
-    found = measure_again(plan, Path(sys.argv[2]), "when.json", lambda run, net: measure(net, dataset, borders))
+    record = Path(plan.record or plan.out)
+    found = measure_all(plan, Path(sys.argv[2]), record, dataset, borders)
     means = {
         name: {question: np.mean([each[question] for each in seeds.values()], axis=0) for question in QUESTIONS}
         for name, seeds in found.items()
@@ -145,7 +166,7 @@ def main() -> None:
         cells = [[question, *map(str, range(count))]]
         cells += [[name, *(f"{value:.1f}" for value in values[question])] for name, values in means.items()]
         print(markdown(cells))
-    save(draw(read_curves(record(plan)), means, borders.tolist()), str(record(plan) / "when.png"), "png")
+    save(draw(read_curves(record), means, borders.tolist()), str(record / "when.png"), "png")
 
 
 if __name__ == "__main__":

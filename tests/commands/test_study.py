@@ -37,7 +37,7 @@ def write_tiny(folder: Path, steps: int, stress: bool = False, seeds: int = 1) -
         "data": {"root": str(make_data(folder / "tiny")), "crop": [32, 32], "workers": 0},
         "train": {"steps": steps, "batch_size": 2, "log_every": 1},
     }
-    faults = {"stress": stress, "faults": ["no depth", "depth × 4"] if stress else []}
+    faults = {"stress": True, "faults": ["no depth", "depth × 4"], "also": ["train"]} if stress else {}
     runs = {"rows": {"ours": {}}, "seeds": list(range(seeds)), **faults}
     study = {"title": "Tiny", "out": str(folder / "out"), "settings": settings, **runs}
     (folder / "study.yaml").write_text(json.dumps(study))  # JSON is YAML
@@ -303,8 +303,18 @@ def test_it_trains_for_real_and_writes_the_report(tmp_path: Path, capsys: pytest
     assert "| no depth |" in (tmp_path / "out/table.md").read_text()
     (row,) = json.loads((tmp_path / "out/results.json").read_text())["rows"]
     assert 0 <= row["miou"]["mean"] <= 100
-    assert list(row["stress"]) == ["depth × 4", "no depth"]
+    assert list(row["stress"]) == ["depth × 4", "no depth", "split train"]
     assert row["stress"]["depth × 4"]["mean"] == row["miou"]["mean"]
     assert row["runs"]["0"]["stress"]["depth × 4"] == row["miou"]["mean"]
     assert "layer2.0.conv1/temperature" in row["runs"]["0"]["receptive_field"]
     assert str(page) in capsys.readouterr().out
+
+
+def test_a_split_that_is_not_there_is_refused_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_tiny(tmp_path, steps=2, stress=True)
+    file.write_text(file.read_text().replace('"also": ["train"]', '"also": ["night"]'))
+    assert cli.main(["study", str(file)]) == 2
+    assert "also must be some of the splits of" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -88,6 +88,21 @@ def test_the_command_writes_table_figure_and_json(tmp_path: Path, capsys: pytest
     assert "stress.png exists and is left as it is" in capsys.readouterr().err
 
 
+def test_other_splits_are_measured_as_if_alone(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "x")
+    writer = FolderWriter(tmp_path / "set", "tiny", DATA.classes, DATA.palette)
+    for index in (0, 1):
+        writer.write(DATA[index])
+    writer.finish({"val": DATA.ids[:1], "night": DATA.ids[1:2]})
+    command = ["evaluate", str(run), "--dataset", str(tmp_path / "set")]
+    assert cli.main([*command, "--out", str(tmp_path / "both.json"), "--also", "night"]) == 0
+    assert cli.main([*command, "--out", str(tmp_path / "one.json"), "--split", "night"]) == 0
+    both, one = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("both", "one"))
+    assert both["split"] == "val"
+    assert both["stress"] == {"split night": one["miou"]}
+    assert not (tmp_path / "stress.png").exists()
+
+
 def test_some_faults_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     assert [fault.name for fault in chosen_stresses(("no depth", "depth × 4"))] == ["depth × 4", "no depth"]
     assert chosen_stresses(()) is STRESSES

@@ -34,6 +34,7 @@ def evaluate(
     overlap: float = 1 / 3,
     stress: bool = False,
     faults: tuple[str, ...] = (),
+    also: tuple[str, ...] = (),
     out: str | None = None,
     csv: str | None = None,
     confusion: str | None = None,
@@ -56,6 +57,7 @@ def evaluate(
         stress: measure also what is left when depth has another scale, noise, holes, 8 bits, a shift, another focal
             length or is gone, and draw it beside the JSON file as stress.png.
         faults: the faults to try with --stress, by the names that its table has; all of them by default.
+        also: other splits of the data set whose mIoU to measure too, kept and shown beside the faults.
         out: JSON file to write; results.json in the run's folder by default.
         csv: CSV file to write, a line per class.
         confusion: CSV file to write, the confusion matrix in pixels.
@@ -82,24 +84,28 @@ def evaluate(
         check_free(file, overwrite)
     if len({file.resolve() for file in files}) < len(files):
         raise ValueError(f"out, csv and confusion must be different files, got {', '.join(map(str, files))}")
-    samples = open_dataset(dataset, split)
+    samples, others = open_dataset(dataset, split), {name: open_dataset(dataset, name) for name in also}
     if len(samples.classes) == len(trained.classes) and tuple(samples.classes) != trained.classes:
         print(f"note: the classes of {samples.name} have other names than those of training", file=sys.stderr)
     scores = evaluate_network(
         trained.net, samples, protocol, split=split, step=trained.step, workers=workers, progress=True
     )
+    left = {}
     if stress:
         left = stress_network(trained.net, samples, protocol, scores.miou, chosen, split=split, workers=workers)
-        scores = replace(scores, stress=left)
-    found = json_format.dumps(scores.to_dict(), indent=1)
-    contents = (f"{found}\n", classes_csv(scores), confusion_csv(scores))
+    for name, other in others.items():
+        found = evaluate_network(trained.net, other, protocol, split=name, workers=workers, progress=True)
+        left[f"split {name}"] = found.miou
+    scores = replace(scores, stress=left)
+    text = json_format.dumps(scores.to_dict(), indent=1)
+    contents = (f"{text}\n", classes_csv(scores), confusion_csv(scores))
     for path, content in zip((results_path, csv, confusion), contents, strict=True):
         if path is not None:
             write_whole(Path(path), content.encode())
     if drawn is not None:
         draw_stress(scores, drawn)
     if json:
-        print(found)
+        print(text)
     else:
         show(scores)
 
@@ -127,7 +133,7 @@ def show(scores: Scores) -> None:
     print_cells([["class", "IoU", "accuracy"], *lines[:-2], [], *lines[-2:]], title, "percent")
     if scores.stress:
         faults = [[name, number(miou)] for name, miou in {"none": scores.miou, **scores.stress}.items()]
-        print_cells([["fault", "mIoU"], *faults], "when depth is not what it was", "percent")
+        print_cells([["fault", "mIoU"], *faults], "when depth or data are not what they were", "percent")
 
 
 def draw_stress(scores: Scores, path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from typing_extensions import Self
 
+from malleable.data.open import splits_of
 from malleable.files import locked, write_whole
 from malleable.reports.comparison import Comparison, read_results
 from malleable.reports.outcome import Run, read_training
@@ -65,6 +66,7 @@ def study(
         raise UsageError("steps makes other runs than the file's; give them a folder of their own with --out")
     plan = read_plan(Path(file), steps)
     chosen = () if collect else part(plan.runs, only)
+    check_splits(plan, chosen)
     folder = Path(out or plan.out)
     kept = Path(record or (plan.record if out is None else None) or folder)
     page = folder / REPORT if report is None else Path(report)
@@ -104,6 +106,15 @@ def study(
     return 1 if failed else 0
 
 
+def check_splits(plan: Plan, runs: Sequence[PlannedRun]) -> None:
+    """Refuse splits that the data of ``runs`` does not have, before anything is trained."""
+    for root in dict.fromkeys(run.config.data.root for run in runs if plan.also):
+        known = splits_of(root)
+        for split in plan.also:
+            if split not in known:
+                raise UsageError(f"also must be some of the splits of {root}, {', '.join(known)}; got {split!r}")
+
+
 def check_ours(page: Path, kept: Path) -> None:
     """Refuse to replace files that no study wrote."""
     if page.exists() and SIGNATURE not in page.read_text(encoding="utf-8", errors="replace"):
@@ -120,10 +131,16 @@ def next_task(run: PlannedRun, folder: Path, plan: Plan) -> list[str] | None:
     if trained is None:
         write_settings(folder, run.config)
         return ["train", "--config", str(folder / SETTINGS), "--resume", "auto"]
-    if plan.stress and trained.scores is not None and not trained.scores.stress:
-        faults = [f"--faults={json.dumps(plan.faults, ensure_ascii=False)}"] if plan.faults else []
-        return ["evaluate", str(folder), "--stress", *faults, "--overwrite"]
+    if not tested(trained, plan):
+        listed = {"faults": plan.faults, "also": plan.also}
+        given = [f"--{name}={json.dumps(names, ensure_ascii=False)}" for name, names in listed.items() if names]
+        return ["evaluate", str(folder), *(["--stress"] if plan.stress else []), *given, "--overwrite"]
     return None
+
+
+def tested(trained: Run, plan: Plan) -> bool:
+    """Tell whether a finished run has all the scores that the study asks for."""
+    return trained.scores is None or bool(trained.scores.stress) or not (plan.stress or plan.also)
 
 
 class Workers:
@@ -196,7 +213,7 @@ def gather(plan: Plan, folder: Path, kept: Path) -> dict[PlannedRun, Run]:
         results = read_results(kept / RESULTS, plan)
         for run in plan.runs:
             result = None if run in results else finished(run, folder / run.folder)
-            if result is not None and not (plan.stress and result.scores is not None and not result.scores.stress):
+            if result is not None and tested(result, plan):
                 results[run] = result
                 if kept != folder:
                     log = kept / LOGS / f"{slug(run.row)}-seed{run.seed}.jsonl"

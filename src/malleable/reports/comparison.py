@@ -28,7 +28,7 @@ class Compared:
     Args:
         counted: the runs that were measured alike and after as many steps, with their scores: the largest such set.
         scores, iou: means over these runs, by the name of the score and by class; None if no run has it.
-        stress: the mean mIoU by the name of a fault of depth, where that was measured.
+        stress: the mean mIoU by the name of a fault of depth, or on another split, where that was measured.
         last_quarter: what the last quarter of the updates added to its mIoU; little if it has levelled off.
         gain: how far its mIoU is above the baseline's, over the seeds that both have, or of one run each. None if there
             is no such pair, or if the two were not measured alike, at the same step or the end of training.

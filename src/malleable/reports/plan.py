@@ -37,8 +37,8 @@ class Plan:
     """Describes a study. ``out`` is the folder of the runs, ``record`` that of the results; None is the same folder.
 
     With ``stress`` each run is tested with faults of depth once it is trained: with ``faults``, or with all if that is
-    empty. ``runs`` has every row with its first seed, then with its second, so that what is done can be compared; rows
-    with fewer seeds come last.
+    empty; and on the splits ``also``. ``runs`` has every row with its first seed, then with its second, so that what is
+    done can be compared; rows with fewer seeds come last.
     """
 
     title: str
@@ -49,6 +49,7 @@ class Plan:
     runs: tuple[PlannedRun, ...]
     stress: bool = False
     faults: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class _File:
     record: str | None = None
     stress: bool = False
     faults: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
 
 def read_plan(path: Path, steps: int | None = None) -> Plan:
@@ -110,7 +112,9 @@ def read_plan(path: Path, steps: int | None = None) -> Plan:
         raise UsageError(f"{path}: {error}") from error
     if faults and not file.stress:
         raise UsageError(f"{path}: faults has no effect without stress: true; add it, or leave faults out")
-    return Plan(file.title, file.intro, file.out, file.record, tuple(file.rows), ordered, file.stress, faults)
+    return Plan(
+        file.title, file.intro, file.out, file.record, tuple(file.rows), ordered, file.stress, faults, file.also
+    )
 
 
 def _shortened(recipe: TrainConfig, steps: int) -> TrainConfig:

@@ -62,7 +62,7 @@ class Scores:
         iou, accuracy: by class; None for a class absent from labels and predictions, or from labels.
         source: the file, or the part of training, that the scores are from.
         confusion: (C, C) pixels by true class (row) and predicted class (column); None where it was not kept.
-        stress: mIoU by the name of a fault of depth, where that was measured.
+        stress: mIoU by the name of a fault of depth, or on another split, where that was measured.
     """
 
     miou: float
