@@ -303,7 +303,9 @@ def test_it_trains_for_real_and_writes_the_report(tmp_path: Path, capsys: pytest
     assert "| no depth |" in (tmp_path / "out/table.md").read_text()
     (row,) = json.loads((tmp_path / "out/results.json").read_text())["rows"]
     assert 0 <= row["miou"]["mean"] <= 100
-    assert list(row["stress"]) == ["depth × 4", "no depth", "split train"]
+    assert list(row["stress"]) == ["depth × 4", "no depth"]
+    assert list(row["splits"]) == ["train"]
+    assert "<h2>Other splits</h2>" in page.read_text()
     assert row["stress"]["depth × 4"]["mean"] == row["miou"]["mean"]
     assert row["runs"]["0"]["stress"]["depth × 4"] == row["miou"]["mean"]
     assert "layer2.0.conv1/temperature" in row["runs"]["0"]["receptive_field"]
@@ -318,3 +320,25 @@ def test_a_split_that_is_not_there_is_refused_before_training(
     assert cli.main(["study", str(file)]) == 2
     assert "also must be some of the splits of" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_asked_for_later_is_measured_without_training_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_tiny(tmp_path, steps=2, stress=True)
+    whole = file.read_text()
+    file.write_text(whole.replace('"no depth", ', "").replace('"also": ["train"]', '"also": []'))
+    assert cli.main(["study", str(file)]) == 0
+    run = tmp_path / "out/ours/seed0"
+    trained = (run / "metrics.jsonl").read_bytes()
+    file.write_text(whole)
+    assert cli.main(["study", str(file)]) == 0
+    assert (run / "metrics.jsonl").read_bytes() == trained
+    (row,) = json.loads((tmp_path / "out/results.json").read_text())["rows"]
+    assert list(row["stress"]) == ["depth × 4", "no depth"]
+    assert list(row["splits"]) == ["train"]
+    capsys.readouterr()
+    run.rename(tmp_path / "elsewhere")
+    file.write_text(whole.replace('"no depth"', '"no depth", "noise of 2 %"'))
+    assert cli.main(["study", str(file)]) == 0
+    assert "lack some of the faults or splits: ours, seed 0" in capsys.readouterr().err

@@ -99,7 +99,8 @@ def test_other_splits_are_measured_as_if_alone(tmp_path: Path) -> None:
     assert cli.main([*command, "--out", str(tmp_path / "one.json"), "--split", "night"]) == 0
     both, one = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("both", "one"))
     assert both["split"] == "val"
-    assert both["stress"] == {"split night": one["miou"]}
+    assert both["splits"] == {"night": one["miou"]}
+    assert "stress" not in both
     assert not (tmp_path / "stress.png").exists()
 
 

@@ -57,7 +57,7 @@ def evaluate(
         stress: measure also what is left when depth has another scale, noise, holes, 8 bits, a shift, another focal
             length or is gone, and draw it beside the JSON file as stress.png.
         faults: the faults to try with --stress, by the names that its table has; all of them by default.
-        also: other splits of the data set whose mIoU to measure too, kept and shown beside the faults.
+        also: other splits of the data set whose mIoU to measure too, kept in the JSON file.
         out: JSON file to write; results.json in the run's folder by default.
         csv: CSV file to write, a line per class.
         confusion: CSV file to write, the confusion matrix in pixels.
@@ -90,13 +90,12 @@ def evaluate(
     scores = evaluate_network(
         trained.net, samples, protocol, split=split, step=trained.step, workers=workers, progress=True
     )
-    left = {}
     if stress:
         left = stress_network(trained.net, samples, protocol, scores.miou, chosen, split=split, workers=workers)
+        scores = replace(scores, stress=left)
     for name, other in others.items():
         found = evaluate_network(trained.net, other, protocol, split=name, workers=workers, progress=True)
-        left[f"split {name}"] = found.miou
-    scores = replace(scores, stress=left)
+        scores = replace(scores, splits={**scores.splits, name: found.miou})
     text = json_format.dumps(scores.to_dict(), indent=1)
     contents = (f"{text}\n", classes_csv(scores), confusion_csv(scores))
     for path, content in zip((results_path, csv, confusion), contents, strict=True):
@@ -131,9 +130,13 @@ def show(scores: Scores) -> None:
     lines = [[name, number(iou), number(accuracy)] for name, iou, accuracy in _lines(scores)]
     title = f"{scores.dataset} {scores.split}{step}: {scores.protocol}"
     print_cells([["class", "IoU", "accuracy"], *lines[:-2], [], *lines[-2:]], title, "percent")
-    if scores.stress:
-        faults = [[name, number(miou)] for name, miou in {"none": scores.miou, **scores.stress}.items()]
-        print_cells([["fault", "mIoU"], *faults], "when depth or data are not what they were", "percent")
+    for title, kind, own, found in (
+        ("when depth is not what it was", "fault", "none", scores.stress),
+        ("on other splits", "split", scores.split, scores.splits),
+    ):
+        if found:
+            lines = [[name, number(miou)] for name, miou in {own: scores.miou, **found}.items()]
+            print_cells([[kind, "mIoU"], *lines], title, "percent")
 
 
 def draw_stress(scores: Scores, path: Path) -> None:

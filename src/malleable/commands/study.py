@@ -16,6 +16,7 @@ from typing import Any
 
 from typing_extensions import Self
 
+from malleable.data.faults import chosen_stresses
 from malleable.data.open import splits_of
 from malleable.files import locked, write_whole
 from malleable.reports.comparison import Comparison, read_results
@@ -97,6 +98,9 @@ def study(
         print("stopped; the same command goes on", file=sys.stderr)
         return 128 + workers.received[0]
     print_table(compared(plan, results, folder))
+    untested = "; ".join(str(run) for run, result in results.items() if not tested(result, plan))
+    if untested:
+        print(f"{folder} has no folder of runs that lack some of the faults or splits: {untested}", file=sys.stderr)
     missing = [run for run in plan.runs if run not in results]
     if missing:
         names = "; ".join(map(str, missing))
@@ -140,7 +144,10 @@ def next_task(run: PlannedRun, folder: Path, plan: Plan) -> list[str] | None:
 
 def tested(trained: Run, plan: Plan) -> bool:
     """Tell whether a finished run has all the scores that the study asks for."""
-    return trained.scores is None or bool(trained.scores.stress) or not (plan.stress or plan.also)
+    if trained.scores is None:
+        return True
+    faults = {fault.name for fault in chosen_stresses(plan.faults)} if plan.stress else set()
+    return faults <= trained.scores.stress.keys() and set(plan.also) <= trained.scores.splits.keys()
 
 
 class Workers:
@@ -212,8 +219,12 @@ def gather(plan: Plan, folder: Path, kept: Path) -> dict[PlannedRun, Run]:
     with locked(kept):  # other parts of the study may be collecting too
         results = read_results(kept / RESULTS, plan)
         for run in plan.runs:
-            result = None if run in results else finished(run, folder / run.folder)
-            if result is not None and tested(result, plan):
+            if run in results and tested(results[run], plan):
+                continue
+            result = finished(run, folder / run.folder)
+            if result is not None and not tested(result, plan):
+                results.pop(run, None)  # until it is
+            elif result is not None:
                 results[run] = result
                 if kept != folder:
                     log = kept / LOGS / f"{slug(run.row)}-seed{run.seed}.jsonl"

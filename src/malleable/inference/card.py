@@ -113,15 +113,19 @@ def _body(trained: Trained) -> str:
 
 
 def _scores(trained: Trained) -> str:
-    """Write what was measured, and with which protocol, and what faults of depth leave of it."""
+    """Write what was measured, and with which protocol, and what faults of depth leave of it, and other splits."""
     scores = trained.scores
     if scores is None:
         return "Its scores were not measured.\n"
     lines = [f"Measured on {literal(scores.setting)}, in percent:", "", "| score | |", "|---|---|"]
     lines += [f"| {title} | {getattr(scores, key):.2f} |" for key, title in SCORES.items()]
-    if scores.stress:
-        lines += ["", "## Robustness", "", "| fault of depth | mIoU |", "|---|---|", f"| none | {scores.miou:.2f} |"]
-        lines += [f"| {literal(fault)} | {miou:.2f} |" for fault, miou in scores.stress.items()]
+    for title, kind, own, found in (
+        ("Robustness", "fault of depth", "none", scores.stress),
+        ("Other splits", "split", scores.split, scores.splits),
+    ):
+        if found:
+            lines += ["", f"## {title}", "", f"| {kind} | mIoU |", "|---|---|"]
+            lines += [f"| {literal(name)} | {miou:.2f} |" for name, miou in {own: scores.miou, **found}.items()]
     return "\n".join(lines) + "\n"
 
 

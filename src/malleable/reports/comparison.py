@@ -18,7 +18,7 @@ from malleable.reports.plan import Plan, PlannedRun
 from malleable.reports.statistics import Average
 from malleable.runs.config import Config
 from malleable.runs.folder import differences
-from malleable.runs.scores import SCORES, Scores
+from malleable.runs.scores import BEYOND, SCORES, Scores
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Compared:
     Args:
         counted: the runs that were measured alike and after as many steps, with their scores: the largest such set.
         scores, iou: means over these runs, by the name of the score and by class; None if no run has it.
-        stress: the mean mIoU by the name of a fault of depth, or on another split, where that was measured.
+        stress, splits: the mean mIoU by the name of a fault of depth, or of another split, where that was measured.
         last_quarter: what the last quarter of the updates added to its mIoU; little if it has levelled off.
         gain: how far its mIoU is above the baseline's, over the seeds that both have, or of one run each. None if there
             is no such pair, or if the two were not measured alike, at the same step or the end of training.
@@ -41,6 +41,7 @@ class Compared:
     iou: Mapping[str, Average | None]
     gain: Average | None
     stress: Mapping[str, Average | None]
+    splits: Mapping[str, Average | None]
     last_quarter: Average | None
 
     @property
@@ -105,11 +106,10 @@ class Comparison:
                 key: Average.of(value for each in measured if (value := each.iou.get(key)) is not None)
                 for key in classes
             }
-            faults = dict.fromkeys(fault for each in measured for fault in each.stress)
-            stress = {fault: Average.of(each.stress.get(fault, math.nan) for each in measured) for fault in faults}
+            stress, splits = (_means([getattr(each, name) for each in measured]) for name in BEYOND)
             gain = _gain(counted[name], first, alone=len(runs) == len(rows[baseline]) == 1)
             late = Average.of(added for run, _ in counted[name] if (added := run.last_quarter) is not None)
-            self.rows.append(Compared(name, tuple(runs), counted[name], means, iou, gain, stress, late))
+            self.rows.append(Compared(name, tuple(runs), counted[name], means, iou, gain, stress, splits, late))
         self.baseline = next(row for row in self.rows if row.name == baseline)
 
     def to_dict(self) -> dict[str, Any]:
@@ -122,7 +122,11 @@ class Comparison:
                     **{name: _summary(average) for name, average in row.scores.items()},
                     "gain": _summary(row.gain, tested=row is not self.baseline),
                     "last_quarter": _summary(row.last_quarter),
-                    **({"stress": {f: _summary(a) for f, a in row.stress.items()}} if row.stress else {}),
+                    **{
+                        name: {key: _summary(average) for key, average in found.items()}
+                        for name in BEYOND
+                        if (found := getattr(row, name))
+                    },
                     "runs": {run.config.train.seed: run.to_dict() for run in row.runs if run.scores is not None},
                 }
                 for row in self.rows
@@ -185,6 +189,12 @@ def _gain(own: Sequence[tuple[Run, Scores]], first: Sequence[tuple[Run, Scores]]
         for against, other in first
         if alone or run.config.train.seed == against.config.train.seed
     )
+
+
+def _means(each: Sequence[Mapping[str, float]]) -> dict[str, Average | None]:
+    """Average over runs by name; a run that lacks a name does not count there."""
+    names = dict.fromkeys(name for found in each for name in found)
+    return {name: Average.of(found.get(name, math.nan) for found in each) for name in names}
 
 
 def _summary(average: Average | None, tested: bool = False) -> dict[str, Any] | None:

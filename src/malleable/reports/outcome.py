@@ -21,7 +21,7 @@ from malleable.models.foreign import DEEPLAB, Unavailable
 from malleable.runs.config import Config, ModelConfig, build_network
 from malleable.runs.folder import SETTINGS, essence, read_config
 from malleable.runs.log import ReceptiveField, read_log, validations
-from malleable.runs.scores import RESULTS, SCORES, Protocol, Scores
+from malleable.runs.scores import BEYOND, RESULTS, SCORES, Protocol, Scores
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Run:
         return {
             **{name: getattr(self.scores, name) for name in SCORES},
             "iou": dict(self.scores.iou) if self.scores is not None else {},
-            **({"stress": dict(self.scores.stress)} if self.scores is not None and self.scores.stress else {}),
+            **(self.scores.beyond() if self.scores is not None else {}),
             "curve": dict(self.curve),
             "receptive_field": {name: value for fields in columns for name, value in fields.items()},
             "images_per_second": self.images_per_second,
@@ -107,7 +107,7 @@ class Run:
         return cls(
             folder,
             config,
-            replace(scores, stress=values.get("stress", {})),
+            replace(scores, **{name: values.get(name, {}) for name in BEYOND}),
             config.train.steps,
             {int(step): value for step, value in values["curve"].items()},
             ReceptiveField.by_layer(values["receptive_field"]),
@@ -126,7 +126,7 @@ def read_training(folder: Path, config: Config) -> Run:
         config,
         None
         if last is None
-        else replace(_validated(last.scores, last.iou, config, last.step), stress=_stress(folder, last.step)),
+        else replace(_validated(last.scores, last.iou, config, last.step), **_beyond(folder, last.step)),
         max((row.step for row in rows), default=0),
         validations(rows),
         {} if last is None else learned.get(last.step, {}),
@@ -157,12 +157,12 @@ def read_run(folder: Path, evaluated: bool = True, trust: bool = False) -> Run:
     return replace(run, scores=scores, step=step, dataset=dataset, trust=trust)
 
 
-def _stress(folder: Path, step: int) -> Mapping[str, float]:
-    """Read what ``malleable evaluate --stress`` found after ``step``, if it was asked."""
+def _beyond(folder: Path, step: int) -> dict[str, Any]:
+    """Read what ``malleable evaluate`` found with faults and on other splits after ``step``, if it was asked."""
     if not (folder / RESULTS).is_file():
         return {}
     results = Scores.read(folder / RESULTS)
-    return results.stress if results.step == step else {}
+    return results.beyond() if results.step == step else {}
 
 
 def _validated(scores: Mapping[str, float], iou: Mapping[str, float], config: Config, step: int) -> Scores:

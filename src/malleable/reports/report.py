@@ -24,7 +24,7 @@ from malleable.progress import with_progress
 from malleable.reports.comparison import Compared, Comparison
 from malleable.reports.outcome import Run, read_run
 from malleable.reports.statistics import Average, decimal, number, shown, shown_p
-from malleable.reports.tables import stress_cells
+from malleable.reports.tables import split_cells, stress_cells
 from malleable.runs.folder import SETTINGS
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def write_page(groups: Mapping[str, Sequence[Run]], out: Path, title: str, intro
         with_paper=any(row.paper for row in rows),
         figures=figures,
         stress=stress_cells(comparison),
+        splits=split_cells(comparison),
         classes=list(dict.fromkeys(name for row in rows for name in row.iou)),
         settings=_settings(rows),
         costs=costs,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import fill
 
 from malleable.reports.comparison import Compared, Comparison
@@ -39,13 +39,14 @@ def print_table(comparison: Comparison) -> None:
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """Write the scores, beside the paper's if it has any, what faults of depth leave, and the receptive fields."""
+    """Write the scores, beside the paper's if it has any, what faults leave, other splits, and receptive fields."""
     scores, learned = score_cells(comparison), field_cells(comparison)
     papers = [row.paper for row in _measured(comparison)]
     if any(papers):
         column = ["" if paper is None else f"{paper.miou:.2f} ({paper.label})" for paper in papers]
         scores = [[*line, cell] for line, cell in zip(scores, ["paper's mIoU", *column], strict=True)]
-    tables = [scores, *(cells for cells in (stress_cells(comparison), learned) if len(cells) > 1)]
+    others = (stress_cells(comparison), split_cells(comparison), learned)
+    tables = [scores, *(cells for cells in others if len(cells) > 1)]
     return "\n".join([f"{comparison.title}\n", *map(markdown, tables)])
 
 
@@ -64,11 +65,20 @@ def score_cells(comparison: Comparison) -> list[list[str]]:
 
 def stress_cells(comparison: Comparison) -> list[list[str]]:
     """Give a heading of the rows that were tested with faults of depth, then a line for each fault."""
-    rows = [row for row in _measured(comparison) if row.stress]
-    faults = dict.fromkeys(fault for row in rows for fault in row.stress)
-    lines = [[fault, *(shown(row.stress.get(fault)) for row in rows)] for fault in faults]
-    unspoiled = [["none", *(shown(row.miou) for row in rows)]] if rows else []
-    return [["mIoU, by the fault of depth", *(row.name for row in rows)], *unspoiled, *lines]
+    found = {row.name: {"none": row.miou, **row.stress} for row in _measured(comparison) if row.stress}
+    return _by_name("mIoU, by the fault of depth", found)
+
+
+def split_cells(comparison: Comparison) -> list[list[str]]:
+    """Give a heading of the rows that were measured on other splits, then a line for each split, its own first."""
+    rows = [row for row in _measured(comparison) if row.splits]
+    return _by_name("mIoU, by split", {row.name: {row.config.data.val: row.miou, **row.splits} for row in rows})
+
+
+def _by_name(title: str, found: Mapping[str, Mapping[str, Average | None]]) -> list[list[str]]:
+    """Give a heading of rows, then a line for each name that any of them has."""
+    names = dict.fromkeys(name for values in found.values() for name in values)
+    return [[title, *found], *([name, *(shown(values.get(name)) for values in found.values())] for name in names)]
 
 
 def field_cells(comparison: Comparison) -> list[list[str]]:

@@ -17,6 +17,9 @@ RESULTS = "results.json"
 SCORES = {"miou": "mIoU", "pixel_accuracy": "pixel accuracy", "mean_accuracy": "mean accuracy"}
 """Tables call the scores of a labelling so."""
 
+BEYOND = ("stress", "splits")
+"""Scores hold mIoU under these names for other depth and other images than their own."""
+
 _REMARKS = {"nyudv2-half": "half-size, 8-bit-recovered depth"}
 
 
@@ -62,7 +65,8 @@ class Scores:
         iou, accuracy: by class; None for a class absent from labels and predictions, or from labels.
         source: the file, or the part of training, that the scores are from.
         confusion: (C, C) pixels by true class (row) and predicted class (column); None where it was not kept.
-        stress: mIoU by the name of a fault of depth, or on another split, where that was measured.
+        stress: mIoU by the name of a fault of depth, where that was measured.
+        splits: mIoU by the name of another split of the data, where that was measured.
     """
 
     miou: float
@@ -77,6 +81,7 @@ class Scores:
     accuracy: Mapping[str, float | None] = field(default_factory=dict)
     confusion: Tensor | None = None
     stress: Mapping[str, float] = field(default_factory=dict)
+    splits: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def setting(self) -> str:
@@ -96,8 +101,12 @@ class Scores:
             "flip": protocol.flip,
             "step": self.step,
             **({} if protocol.window is None else {"window": list(protocol.window)}),
-            **({"stress": dict(self.stress)} if self.stress else {}),
+            **self.beyond(),
         }
+
+    def beyond(self) -> dict[str, dict[str, float]]:
+        """Give what was measured with faults and on other splits, as files have it."""
+        return {name: dict(found) for name in BEYOND if (found := getattr(self, name))}
 
     @classmethod
     def read(cls, path: Path) -> Scores:
@@ -113,9 +122,11 @@ class Scores:
             window = values.get("window")
             protocol = Protocol(tuple(values["scales"]), values["flip"], None if window is None else tuple(window))
             step = None if values["step"] is None else int(values["step"])
-            stress = {str(name): float(value) for name, value in values.get("stress", {}).items()}
+            beyond: dict[str, Any] = {
+                name: {str(key): float(value) for key, value in values.get(name, {}).items()} for name in BEYOND
+            }
             setting = (str(values["dataset"]), str(values["split"]), protocol, step)
-            return cls(miou, pixels, classes, iou, *setting, stress=stress)
+            return cls(miou, pixels, classes, iou, *setting, **beyond)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
                 f"{path} is not what malleable evaluate writes ({error}); evaluate the run again"
