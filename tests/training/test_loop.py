@@ -575,3 +575,31 @@ def test_from_python_every_row_is_handed_to_a_callback(data: Path, tmp_path: Pat
         mb.fit(settings, tmp_path / "run", accelerator="cpu")
     with pytest.raises(ValueError, match=r"unknown setting 'train.learning_rate', did you mean 'train.lr'"):
         mb.fit({"train": {"learning_rate": 1}}, tmp_path / "other")
+
+
+def test_another_recipe_is_what_a_run_goes_on_with(data: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    recipe: dict[str, Any] = {"train__ema": 0.9, "train__steps": 7, "train__weight_decay": 0.5, "train__momentum": 0}
+    with pytest.warns(UserWarning, match=r"weight_decay was 0\.0001 and is 0\.5"):
+        assert cli.main([*arguments(data, out, **recipe), "--resume", "auto"]) == 0
+    groups = read_checkpoint(numbered(out / "checkpoints", 7)[0]).training["optimizer"]["param_groups"]
+    assert {group["name"]: (group["weight_decay"], group["momentum"]) for group in groups} == {
+        "decay": (0.5, 0.0),
+        "no_decay": (0.0, 0.0),
+        "receptive_field": (0.0, 0.0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("train__optimizer", "adamw", "train.optimizer was 'sgd' and is 'adamw'"),
+        ("train__head_lr", 10, "train.head_lr was 1.0 and is 10.0"),
+    ],
+)
+def test_another_optimiser_does_not_go_on_with_a_run(
+    setting: str, value: Any, message: str, data: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*arguments(data, whole, train__ema=0.9, **{setting: value}), "--resume", "auto"]) == 1
+    assert message in capsys.readouterr().err

@@ -180,8 +180,11 @@ class RunFolder:
 
 
 def _foreign(checkpoint: Checkpoint, config: Config, classes: tuple[str, ...]) -> list[str]:
-    """List what keeps a run of ``config`` from going on from ``checkpoint``: another network or other data."""
-    changed = [text for text in differences(checkpoint.config, config) if not text.startswith("train.")]
+    """List what keeps a run of ``config`` from going on from ``checkpoint``: another network, data or optimiser."""
+    kept = ["model.", "data.", "train.optimizer "]
+    if 1 in (checkpoint.config.train.head_lr, config.train.head_lr):  # the optimiser has groups of the head if not
+        kept.append("train.head_lr ")
+    changed = [text for text in differences(checkpoint.config, config) if text.startswith(tuple(kept))]
     if checkpoint.classes != classes:
         changed.append(f"the classes were {len(checkpoint.classes)} and are {len(classes)} others now")
     return changed

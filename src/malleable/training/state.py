@@ -139,7 +139,10 @@ class State:
                 if _shapes(weights) != _shapes(net.state_dict()):  # load_state_dict's error could also be the machine's
                     raise ValueError("its weights are not those of this network")
                 net.load_state_dict(weights)
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(checkpoint.training["optimizer"])
+        for group, own in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update(own)  # the recipe may be another one now
         for parameter, state in self.optimizer.state.items():
             moments = [value for key, value in state.items() if key != "step" and value is not None]
             if any(moment.shape != parameter.shape or not moment.isfinite().all() for moment in moments):
@@ -170,7 +173,8 @@ def suit_norms(net: nn.Module, fabric: Fabric, recipe: TrainConfig) -> nn.Module
 
         converted: nn.Module = convert_sync_batchnorm(net)  # type: ignore[no-untyped-call]
         return converted
-    if images < 2 and not recipe.freeze_norm:
+    normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in net.modules())
+    if normed and images < 2 and not recipe.freeze_norm:
         raise ValueError(
             "batch norm needs at least 2 images at a time, but a process gets 1; raise train.batch_size, lower "
             "train.accumulate, use fewer processes, or set train.freeze_norm to true"
