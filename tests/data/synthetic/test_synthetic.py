@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import pickle
 
 import numpy as np
@@ -220,3 +221,17 @@ def test_worlds_open_smaller():
 
 def test_a_folder_opens_by_its_path(folder):
     assert open_dataset(folder(), "train").ids == ["a", "b"]
+
+
+def test_a_full_disk_leaves_scenes_in_memory(cache, monkeypatch):
+    expected = SyntheticScenes("rooms", size=(24, 32), length=2)[1]
+    data = SyntheticScenes("rooms", size=(24, 32), length=2, keep=True)
+    data[0]
+
+    def no_space(path, mode):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("malleable.data.synthetic.kept.open", no_space, raising=False)
+    assert same(data[1], expected)
+    monkeypatch.setattr(SyntheticScenes, "_render", None)
+    assert same(data[1], expected)

@@ -30,6 +30,7 @@ class Kept:
     def __init__(self, name: str, length: int, size: tuple[int, int]) -> None:
         self._name, self._length, self._size = f"{name}-{length}-{size[0]}x{size[1]}", length, size
         self._records: Array | None = None  # (length, bytes), opened on first use in each process
+        self._path: Path | None = None  # of the file that they are read from
 
     def get(self, position: int) -> Rendered | None:
         """Return what was put, or None."""
@@ -55,9 +56,18 @@ class Kept:
         image, depth, label, camera = rendered
         numbers = np.array([camera.fx, camera.fy, camera.cx, camera.cy], np.float64)
         content = b"".join(part.tobytes() for part in (image.numpy(), depth.numpy(), label.numpy(), numbers))
-        record = self._open()[position]
-        record[:-4] = np.frombuffer(content, np.uint8)
-        record[-4:] = np.array([crc32(content) or 1], np.uint32).view(np.uint8)
+        content += np.array([crc32(content) or 1], np.uint32).tobytes()
+        records = self._open()
+        if self._path is not None:
+            try:
+                with open(self._path, "r+b") as file:  # a full disk would end a process that wrote to mapped memory
+                    file.seek(position * records.shape[1])
+                    file.write(content)
+                return
+            except OSError:
+                records = self._records = np.array(records)
+                self._path = None
+        records[position] = np.frombuffer(content, np.uint8)
 
     def _open(self) -> Array:
         if self._records is None:
@@ -65,17 +75,17 @@ class Kept:
             try:
                 folder = cache_folder()
                 folder.mkdir(parents=True, exist_ok=True)
-                self._records = _mapped(folder, self._name, shape)
+                self._path, self._records = _mapped(folder, self._name, shape)
             except (OSError, RuntimeError):  # RuntimeError: a user without a home folder
                 self._records = np.zeros(shape, np.uint8)
         return self._records
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_records": None}  # other processes open the file themselves
+        return self.__dict__ | {"_records": None, "_path": None}  # other processes open the file themselves
 
 
-def _mapped(folder: Path, name: str, shape: tuple[int, int]) -> Array:
-    """Map the file, of zeros where nothing was written; they take no room on the disk."""
+def _mapped(folder: Path, name: str, shape: tuple[int, int]) -> tuple[Path, Array]:
+    """Map the file to read it, of zeros where nothing was written; they take no room on the disk."""
     path = folder / f"{name}-{_sources()}.scenes"
     for other in folder.glob(f"{name}-*.scenes"):  # of versions that render differently
         if other != path:
@@ -83,7 +93,7 @@ def _mapped(folder: Path, name: str, shape: tuple[int, int]) -> Array:
     with open(path, "ab") as file:
         if file.tell() < math.prod(shape):
             file.truncate(math.prod(shape))
-    return np.memmap(path, np.uint8, "r+", shape=shape)
+    return path, np.memmap(path, np.uint8, "r", shape=shape)
 
 
 @cache
