@@ -86,3 +86,14 @@ def test_whoever_watches_the_operators_sees_them() -> None:
 
 def _assert_not_direct(t: Tensor) -> None:
     assert not is_direct(t)
+
+
+def test_a_sign_that_pytorch_put_off_is_minded() -> None:
+    imaginary = torch.randn(1, 2, 8, 8, dtype=torch.complex64).conj().imag
+    negative = -1 - torch.rand(1, 1, 8, 8)
+    depth = torch.complex(negative, negative).conj().imag
+    assert imaginary.is_neg()
+    assert depth.is_neg()
+    layer = mb.MalleableConv2d(2, 3, 3, padding=1)
+    expected = layer(imaginary.resolve_neg(), mb.Geometry(depth.resolve_neg(), 50.0))
+    torch.testing.assert_close(layer(imaginary, mb.Geometry(depth, 50.0)), expected)

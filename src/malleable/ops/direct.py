@@ -16,7 +16,7 @@ def is_direct(*tensors: Tensor | None) -> bool:
     if torch._C._len_torch_dispatch_stack() or is_transformed():
         return False
     for t in tensors:  # noqa: SIM110  # all() takes half as long again
-        if t is not None and (type(t) not in _ORDINARY or not t.is_cpu):
+        if t is not None and (type(t) not in _ORDINARY or not t.is_cpu or t.is_neg()):  # its memory has other signs
             return False
     return True
 
