@@ -225,3 +225,29 @@ def test_half_files_of_a_killed_process_do_not_stay(tmp_path):
     for kind in ("images", "depth", "labels"):
         assert sorted(path.stem for path in (tmp_path / "out" / kind).iterdir()) == ids
     assert sorted(path.name for path in (tmp_path / "out").glob("*.json")) == ["dataset.json"]
+
+
+def test_a_folder_that_cannot_be_replaced_is_refused_before_the_work(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"link is a link or a mount point.*name one inside it"):
+        begin(tmp_path / "link")
+
+
+def test_an_empty_folder_is_filled(tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path / "out")
+    scene, writer = begin(".")
+    writer.write(scene)
+    writer.finish({"train": [scene.id]})
+    assert len(FolderDataset(tmp_path / "out", "train")) == 1
+
+
+def test_what_a_power_cut_left_empty_is_written_again(tmp_path):
+    scene, writer = begin(tmp_path / "out")
+    writer.write(scene)
+    (writer.partial / "depth" / f"{scene.id}.png").write_bytes(b"")
+    _, again = begin(tmp_path / "out")
+    assert not again.has(scene.id)
+    again.write(scene)
+    assert again.has(scene.id)

@@ -88,6 +88,16 @@ def read_indices(path: Path) -> Array:
     return pixels.astype(np.uint8, copy=False)
 
 
+def is_whole_png(path: Path) -> bool:
+    """Tell whether ``path`` is there and no power cut left it empty or in part."""
+    try:
+        with Image.open(path, formats=("PNG",)) as image:
+            image.verify()
+        return True
+    except (OSError, SyntaxError, ValueError):  # a broken PNG is a SyntaxError to Pillow
+        return False
+
+
 def write_png(pixels: Array, path: Path) -> None:
     """Write an (H, W) uint8 or uint16 or (H, W, 3) uint8 array as PNG, whole or not at all."""
     with whole_file(path, sync=False) as file:

@@ -14,7 +14,7 @@ import torch
 
 from malleable.camera import Camera
 from malleable.data.folder import MOST_COUNTS, Description, check_id, check_split
-from malleable.data.image_files import Array, write_png
+from malleable.data.image_files import Array, is_whole_png, write_png
 from malleable.data.palette import Colour, default_palette
 from malleable.data.sample import Sample
 from malleable.data.tv_tensors import IGNORE
@@ -47,7 +47,11 @@ class FolderWriter:
         metres_per_count: float = METRES_PER_COUNT,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        self.out, self.camera, self.metres_per_count = Path(out), camera, metres_per_count
+        self.out, self.camera, self.metres_per_count = Path(out).absolute(), camera, metres_per_count
+        if self.out.is_symlink() or self.out.is_mount():
+            raise ValueError(
+                f"{self.out} is a link or a mount point, which a folder cannot replace; name one inside it"
+            )
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise ValueError(f"{self.out} exists and is left as it is; remove it or choose another folder")
         self.partial = self.out.with_name(self.out.name + ".partial")
@@ -80,8 +84,10 @@ class FolderWriter:
             (self.partial / kind).mkdir(exist_ok=True)
 
     def has(self, id: str) -> bool:
-        """Tell whether the sample was written before, in this run or an earlier one."""
-        return all((self.partial / kind / f"{id}.png").exists() for kind in ("images", "depth", "labels"))
+        """Tell whether the sample was written before, in this run or, whole, in an earlier one."""
+        if id in self._written:
+            return True
+        return all(is_whole_png(self.partial / kind / f"{id}.png") for kind in ("images", "depth", "labels"))
 
     def write(self, sample: Sample) -> None:
         """Add a sample with a uint8 image and an id of its own; several threads may do so at once."""
@@ -124,6 +130,8 @@ class FolderWriter:
             )
         for split, ids in splits.items():
             write_whole(self._path("splits", split, ".txt"), "".join(f"{id}\n" for id in ids).encode())
+        if self.out.exists():
+            self.out.rmdir()  # it is empty; not every system replaces it
         os.replace(self.partial, self.out)
 
     def _path(self, kind: str, id: str, suffix: str = ".png") -> Path:
