@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -66,3 +67,15 @@ def test_a_reader_that_has_had_enough_ends_it_quietly(words: str, unbuffered: st
     os.close(write)
     assert finished.stderr == ""
     assert finished.returncode == 141  # as a program that SIGPIPE ended has it
+
+
+def test_letters_that_an_output_lacks_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="cp1252"))
+    assert cli.main(["cost"]) == 0
+    assert b"ResNet-101" in printed.getvalue() or b"resnet101" in printed.getvalue()
+
+
+def test_there_may_be_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert cli.main(["--help"]) == 0

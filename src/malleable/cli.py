@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
@@ -39,11 +40,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Where nobody reads on what it prints, as after ``| head``, it ends without a word and returns 141, as others do.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # of a terminal or file that cannot show every letter, or of nothing
+            stream.reconfigure(errors="replace")
     try:
         try:
             return _main(list(sys.argv[1:] if arguments is None else arguments))
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed when Python ends
         return _UNREAD
