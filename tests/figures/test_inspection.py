@@ -30,6 +30,7 @@ from malleable.figures.inspection import (
     telling_channels,
 )
 from malleable.figures.style import sides
+from malleable.geometry import Geometry
 from malleable.layers import Conv25d, DepthAwareConv2d, DepthConv2d, MalleableConv2d
 from malleable.models import DeepLabV3Plus
 from malleable.models.convert import convert
@@ -209,3 +210,26 @@ def test_layers_are_named_by_stage_whatever_order_they_were_asked_for_in() -> No
     ]
     assert found[0].layer is net.backbone.layers()["layer1.0.conv1"]
     assert seeing_layers(DeepLabV3Plus("resnet10t", 3, conv=None)) == []
+
+
+def test_neighbours_lie_where_a_layer_that_pads_by_itself_reads_them() -> None:
+    layer = MalleableConv2d(1, 1, 3, stride=2)
+    layer.pads_same = True
+    found = neighbours(seen(layer, 1), sample_of(torch.ones(9, 9)), (4, 4))
+    assert found.pixel == (4, 4)
+    assert found.taps.min() == 3
+    assert found.taps.max() == 5
+
+
+def test_unknown_depth_is_filled_as_the_network_does() -> None:
+    depth = torch.linspace(1, 2, 16).repeat(16, 1)
+    holed = depth.clone()
+    holed[4:12, 4:12] = 0
+    layer = MalleableConv2d(1, 1, 3, padding=1)
+    as_it_is, filled = (
+        neighbours(Seeing("layer", "res2", 1, layer, fill), sample_of(holed), (8, 8)).g for fill in (False, True)
+    )
+    assert not np.allclose(filled, as_it_is, atol=1e-3)
+    geometry = Geometry(holed[None, None], FOCAL).filled()
+    whole = sample_of(geometry.depth[0, 0])
+    assert np.allclose(filled, neighbours(seen(layer, 1), whole, (8, 8)).g)

@@ -173,3 +173,20 @@ def test_the_log_tells_how_a_run_came_to_its_scores(tmp_path: Path) -> None:
     assert (found.scores.miou, found.scores.pixel_accuracy, found.scores.mean_accuracy) == (35, 55, 45)
     assert (found.scores.iou, found.curve, found.images_per_second) == ({"wall": 60.0}, {10: 30.0, 20: 35.0}, 3.0)
     assert found.receptive_fields == {"layer1": ReceptiveField((-1.0, 0.0, 1.0), 0.7, (1.0,))}
+
+
+def test_a_network_that_looks_at_numbers_has_no_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "looking.py").write_text(
+        "from torch import nn\n"
+        "class Looking(nn.Module):\n"
+        "    def __init__(self, num_classes):\n"
+        "        super().__init__()\n"
+        "        self.conv = nn.Conv2d(3, num_classes, 3, padding=1)\n"
+        "    def forward(self, x):\n"
+        "        y = self.conv(x)\n"
+        "        return y if y.abs().max() < 1e9 else 0 * y\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    model = ModelConfig(network="looking:Looking", where="all", pretrained=False)
+    folder = write_outcome(tmp_path / "x", miou=40.0)
+    assert replace(read_run(folder), config=replace(read_config(folder), model=model), trust=True).cost is None

@@ -28,7 +28,14 @@ class Stage:
 
 @styled
 def network(
-    title: str, stem: int | None, stages: Sequence[Stage], aspp: Sequence[int], merge: bool, width: int, classes: int
+    title: str,
+    stem: int | None,
+    stages: Sequence[Stage],
+    aspp: Sequence[int],
+    merge: bool,
+    width: int,
+    classes: int,
+    depth: bool = True,
 ) -> Figure:
     """Draw stem, stages, ASPP and decoder as boxes, with strides; layers that see depth hang below their stage.
 
@@ -37,9 +44,10 @@ def network(
         aspp: dilation rates of the ASPP.
         merge: the decoder gets all stages through the merging block instead of the first one.
         width: channels of the decoder.
+        depth: the network sees depth, through its layers or as an input.
     """
     boxes = [
-        ("image", "RGB + depth,\nfocal length" if any(stage.replaced for stage in stages) else "RGB"),
+        ("image", "RGB + depth,\nfocal length" if depth else "RGB"),
         ("stem", "" if stem is None else f"1/{stem}"),
         *((stage.name, f"1/{stage.stride}\n{stage.channels} channels") for stage in stages),
         ("ASPP", f"rates\n{', '.join(map(str, aspp))}\n+ pooling"),

@@ -20,6 +20,7 @@ from malleable.geometry import Geometry, grid_unit
 from malleable.layers import Conv25d, DepthAwareConv2d, DepthConv2d, MalleableConv2d
 from malleable.models.convert import Converted, Placed
 from malleable.ops.depth_conv2d import convolve
+from malleable.ops.window import Window
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Seeing(Placed):
     stage: str
     rate: int
     layer: DepthConv2d
+    fill_depth: bool = False
 
     @property
     def title(self) -> str:
@@ -49,7 +51,7 @@ def seeing_layers(net: nn.Module) -> list[Seeing]:
     There are none in an RGB baseline.
     """
     found = [
-        Seeing(placed.name, placed.stage or placed.name, int(placed.rate), layer)
+        Seeing(placed.name, placed.stage or placed.name, int(placed.rate), layer, converted.fill_depth)
         for converted in net.modules()
         if isinstance(converted, Converted)
         for placed, layer in zip(converted.placed, converted.layers().values(), strict=True)
@@ -110,8 +112,8 @@ def forerunners(layers: Sequence[Seeing]) -> dict[str, list[Seeing]]:
     return placed
 
 
-def _assignment(seeing: Seeing, geometry: Geometry) -> tuple[Tensor, Tensor, Tensor]:
-    """Evaluate g_k (N, K, taps, Hout, Wout), without scales.
+def _assignment(seeing: Seeing, geometry: Geometry) -> tuple[Window, Tensor, Tensor, Tensor]:
+    """Evaluate g_k (N, K, taps, Hout, Wout), without scales, for the window that the layer has on this geometry's map.
 
     Also which taps lie on the map (1, 1, taps, Hout, Wout), and where depth is known (N, 1, taps, Hout, Wout).
     """
@@ -122,7 +124,7 @@ def _assignment(seeing: Seeing, geometry: Geometry) -> tuple[Tensor, Tensor, Ten
     seen = (geometry.depth_difference if metres else geometry.relative_depth)(window, size)
     g = layer.receptive_field(seen.value).transpose(0, 1)
     inside = torch.cat(list(window.views(torch.ones(1, 1, *size))), dim=1)
-    return handle_invalid(g, seen.valid, layer.invalid), inside[:, None], seen.valid[:, None]
+    return window, handle_invalid(g, seen.valid, layer.invalid), inside[:, None], seen.valid[:, None]
 
 
 @torch.no_grad()
@@ -134,9 +136,9 @@ def kernel_shares(layers: Sequence[Seeing], samples: Iterable[Sample]) -> list[t
     """
     sums = [torch.zeros(seeing.layer.kernels, dtype=torch.float64) for seeing in layers]
     for sample in samples:
-        geometry = _geometry(sample)
+        geometry = _geometry(sample, any(seeing.fill_depth for seeing in layers))
         for total, seeing in zip(sums, layers, strict=True):
-            g, inside, _ = _assignment(seeing, geometry)
+            _, g, inside, _ = _assignment(seeing, geometry)
             total += (g * inside).sum((0, 2, 3, 4), dtype=torch.float64)
     shares = []
     for total, seeing in zip(sums, layers, strict=True):
@@ -181,8 +183,9 @@ def neighbours(seeing: Seeing, sample: Sample, pixel: tuple[int, int] | None = N
     By default where neighbours differ most in which kernel takes them, of the pixels whose whole window lies on the map
     and has depth; if there is none, of those whose window lies on the map.
     """
-    g, inside, known = (part[0] for part in _assignment(seeing, _geometry(sample)))  # (K, taps, Hout, Wout), (1, …)
-    window, (height, width) = seeing.layer.window, g.shape[-2:]
+    window, *parts = _assignment(seeing, _geometry(sample, seeing.fill_depth))
+    g, inside, known = (part[0] for part in parts)  # (K, taps, Hout, Wout), (1, …)
+    height, width = g.shape[-2:]
     left, _, top, _ = window.padding
     rows, columns = (  # of the image, (Hout, kh) and (Wout, kw)
         seeing.rate * (np.arange(length)[:, None] * stride - before + np.arange(kernel) * dilation)
@@ -209,8 +212,9 @@ def neighbours(seeing: Seeing, sample: Sample, pixel: tuple[int, int] | None = N
     )
 
 
-def _geometry(sample: Sample) -> Geometry:
-    return Geometry(sample.depth.as_subclass(Tensor)[None], sample.camera.focal)
+def _geometry(sample: Sample, fill: bool) -> Geometry:
+    geometry = Geometry(sample.depth.as_subclass(Tensor)[None], sample.camera.focal)
+    return geometry.filled() if fill else geometry
 
 
 def _numpy(tensor: Tensor) -> Array:

@@ -25,7 +25,9 @@ from malleable.inference.load import Trained, load_trained
 from malleable.inference.probabilities import probabilities
 from malleable.layers import MalleableConv2d
 from malleable.models import DeepLabV3Plus
+from malleable.models.depth_input import input_names
 from malleable.models.foreign import Unavailable
+from malleable.models.summary import sees_depth
 from malleable.progress import parallel_map, with_progress
 from malleable.runs.log import METRICS
 
@@ -35,7 +37,7 @@ NAMES = (
 )  # fmt: skip
 """All figures of a run, in the order to show them; each is a method of :class:`Portrait`."""
 
-METHODS = {None: "RGB", "depth_aware": "depth-aware", "conv25d": "2.5D", "malleable": "malleable"}
+METHODS = {"depth_aware": "depth-aware", "conv25d": "2.5D", "malleable": "malleable"}
 
 _INDOOR, _OUTDOOR, _BETWEEN = 1.0, 20.0, 8.0  # metres; the paper draws receptive fields at the first two
 
@@ -201,7 +203,10 @@ class Portrait:
     @property
     def method(self) -> str:
         """Say how the network sees depth, in the paper's words."""
-        return METHODS[self.trained.net.settings["conv"]]
+        settings = self.trained.net.settings
+        layers = [] if settings["conv"] is None else [METHODS[settings["conv"]]]
+        inputs = input_names(settings.get("depth_input"), settings.get("depth_encoder"))
+        return " + ".join([*layers, *inputs]) or "RGB"
 
     @property
     def place(self) -> tuple[float, float]:
@@ -284,7 +289,7 @@ class Portrait:
         replaced = {
             seeing.stage: (
                 *fill(seeing.name.replace(".", ". "), 18).replace(". ", ".").splitlines(),
-                f"{self.method}, K = {seeing.layer.kernels}",
+                f"{METHODS[net.settings['conv']]}, K = {seeing.layer.kernels}",
                 f"reads 1/{seeing.rate}",
                 *([f"dilation {seeing.layer.dilation[0]}"] if max(seeing.layer.dilation) > 1 else []),
             )
@@ -300,7 +305,7 @@ class Portrait:
         return diagram.network(
             f"{net.settings['backbone']}, {self.method}, output stride {net.settings['output_stride']}",
             strides[-5] if len(strides) > 4 else None, stages, [1, *dilations], net.merge is not None,
-            net.classifier.in_channels, net.classifier.out_channels,
+            net.classifier.in_channels, net.classifier.out_channels, sees_depth(net),
         )  # fmt: skip
 
     def training(self) -> Figure:

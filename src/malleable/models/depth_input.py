@@ -17,6 +17,12 @@ Kind = Literal["metric", "relative"]
 _METRES = 4.0  # of the metric channel's 1: rooms are about that deep
 
 
+def input_names(depth_input: Kind | None, depth_encoder: Kind | None) -> list[str]:
+    """Name what shows depth to a network besides its layers."""
+    channel = [] if depth_input is None else [f"{depth_input} channel"]
+    return channel if depth_encoder is None else [*channel, "second encoder"]
+
+
 class DepthInput(nn.Module):
     """Widens a network's first convolution by a channel of depth, whose weights start at zero.
 

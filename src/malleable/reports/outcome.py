@@ -17,6 +17,7 @@ import torch
 from malleable.data.open import open_dataset
 from malleable.data.sample import SampleDataset
 from malleable.models.cost import Cost, measure
+from malleable.models.depth_input import input_names
 from malleable.models.foreign import DEEPLAB, Unavailable
 from malleable.runs.config import Config, ModelConfig, build_network
 from malleable.runs.folder import SETTINGS, essence, read_config
@@ -199,9 +200,7 @@ def method_name(model: ModelConfig) -> str:
     """Name the method as tables do."""
     conv = {"conv25d": f"2.5D K={model.kernels}", "malleable": f"malleable K={model.kernels}"}
     parts = [] if model.conv is None else [conv.get(model.conv, "depth-aware")]
-    parts += [] if model.depth_input is None else [f"{model.depth_input} channel"]
-    parts += [] if model.depth_encoder is None else ["second encoder"]
-    return " + ".join(parts) or "RGB baseline"
+    return " + ".join([*parts, *input_names(model.depth_input, model.depth_encoder)]) or "RGB baseline"
 
 
 @cache
@@ -209,6 +208,6 @@ def _cost(model: ModelConfig, classes: int, size: tuple[int, int], trust: bool) 
     try:
         with torch.device("meta" if model.network == DEEPLAB else "cpu"):  # some read numbers from tensors they make
             net = build_network(model, classes, pretrained=False, trust=trust)
-    except Unavailable:
+        return measure(net, size)
+    except (Unavailable, RuntimeError):  # of a foreign network that looks at numbers, which are not there to count it
         return None
-    return measure(net, size)
