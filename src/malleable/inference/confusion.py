@@ -43,13 +43,15 @@ class Confusion:
     @property
     def iou(self) -> Tensor:
         """Give intersection over union, (C,) float64 of 0..1; NaN for a class in neither labels nor predictions."""
-        hits = self.counts.diagonal().double()
-        return hits / (self.counts.sum(0) + self.counts.sum(1) - hits)
+        counts = self.counts.cpu()  # Apple's GPUs have no float64
+        hits = counts.diagonal().double()
+        return hits / (counts.sum(0) + counts.sum(1) - hits)
 
     @property
     def accuracy(self) -> Tensor:
         """Give the share of each class's pixels that were found, (C,) float64; NaN for a class without pixels."""
-        return self.counts.diagonal().double() / self.counts.sum(1)
+        counts = self.counts.cpu()
+        return counts.diagonal().double() / counts.sum(1)
 
     @property
     def miou(self) -> float:
@@ -64,4 +66,5 @@ class Confusion:
     @property
     def pixel_accuracy(self) -> float:
         """Give the share of all labelled pixels that got their class."""
-        return float(self.counts.diagonal().sum().double() / self.counts.sum())
+        counts = self.counts.cpu()
+        return float(counts.diagonal().sum().double() / counts.sum())
