@@ -201,5 +201,7 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 def test_a_factory_that_is_not_there_is_named(factory: str) -> None:
     with pytest.raises(Unavailable, match="there is no module 'nowhere_at_all'"):
         foreign("nowhere_at_all:build", 3, trust=True)
+    with pytest.raises(Unavailable, match=r"there is no module 'timm\.nothing'"):
+        foreign("timm.nothing:build", 3, trust=True)
     with pytest.raises(ValueError, match="own_network has no function or class 'make'"):
         foreign("own_network:make", 3, trust=True)

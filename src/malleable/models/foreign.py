@@ -134,7 +134,10 @@ def foreign(
     if isinstance(pretrained, str) and library != "transformers":
         _load(model, pretrained, network)
     chosen = where if isinstance(where, str) else list(where)
-    converted = convert(model, conv, kernels, chosen, depth_input, **layer_options)
+    try:
+        converted = convert(model, conv, kernels, chosen, depth_input, **layer_options)
+    except TypeError as error:
+        raise ValueError(f"model.network={network}: {error}") from error
     settings = {
         "network": network,
         "num_classes": num_classes,
@@ -289,7 +292,7 @@ def _factory(module: str, name: str) -> Any:
     try:
         found: Any = import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0]:  # its own imports
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # its own imports
             raise
         raise Unavailable(f"model.network={module}:{name}: there is no module {module!r} here") from error
     for part in name.split("."):
