@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -148,6 +149,10 @@ def test_copies_and_pickles_leave_the_cache_behind() -> None:
 def test_wrong_geometry_is_refused(depth: torch.Tensor, focal: float | torch.Tensor, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         mb.Geometry(depth, focal)
+
+
+def test_a_focal_length_may_be_a_number_of_numpy() -> None:
+    assert mb.Geometry(torch.ones(1, 1, 8, 8), np.float32(50)).focal.tolist() == [50.0]
 
 
 def test_counts_are_not_metres() -> None:

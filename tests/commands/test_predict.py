@@ -420,7 +420,8 @@ def test_depth_of_8_bits_and_of_other_formats_is_called_so(folder: Path, tmp_pat
         (["--unit", "inch"], "unit must be metres per count or one of m, mm, 0.1mm, 1/5000m, got 'inch'"),
         (["--unit", "-1"], "unit must be"),
         (["--depth", "nowhere"], "depth: there is no nowhere"),
-        (["--split", "val", "--unit", "mm"], "the data set says its depth unit"),
+        (["--split", "val", "--unit", "mm"], "says its depth and camera itself, got unit too"),
+        (["--split", "val", "--estimate-depth", "x"], "says its depth and camera itself, got estimated too"),
         (["--split", "no"], "the splits of"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -80,8 +80,12 @@ def find_items(inputs: Sequence[str], split: str | None, flags: Flags) -> list[I
     if flags.unit is not None:
         metres_per_count(flags.unit)
     if split is not None:
-        if len(inputs) > 1 or replace(flags, scale_free=False) != Flags():
-            raise ValueError("split takes one data set, and the data set says its depth unit and camera itself")
+        given = [f.name for f in fields(flags) if f.name != "scale_free" and getattr(flags, f.name) != f.default]
+        if len(inputs) > 1 or given:
+            extra = f"{len(inputs)} inputs" if len(inputs) > 1 else ", ".join(given)
+            raise ValueError(
+                f"split takes one data set, which says its depth and camera itself, got {extra} too; leave that out"
+            )
         data = open_dataset(inputs[0], split, strict=False)
         if isinstance(data, FolderDataset):
             data.labelled = False  # labels are not needed, so they may be missing

@@ -42,8 +42,8 @@ def build(
         stages: in which of res2 … res5 the first k × k convolution of the first residual unit is replaced.
         multi_grid: dilations of res5's units, of a ResNet.
     """
-    if not set(stages) <= set(STAGES):
-        raise ValueError(f"stages must be among {STAGES}, got {tuple(stages)}")
+    if not set(stages) <= set(STAGES) or len(set(stages)) < len(stages):
+        raise ValueError(f"stages must be among {STAGES}, each once, got {tuple(stages)}")
     if widths is not None and (len(widths) != len(STAGES) or min(widths) < 1):
         raise ValueError(f"channels must be four positive numbers, of res2 … res5, got {tuple(widths)}")
     features = _create(name, output_stride, widths)

@@ -125,7 +125,11 @@ class DataConfig:
     workers: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("depth_dropout", "depth_holes"):
+        if min(self.crop) < 1:
+            raise ValueError(f"data.crop must be a height and a width of at least 1, got {list(self.crop)}")
+        if self.workers < 0:
+            raise ValueError(f"data.workers must not be negative, got {self.workers}")
+        for name in ("flip", "depth_dropout", "depth_holes"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"data.{name} must be a probability from 0 to 1, got {getattr(self, name)}")
         if not 0 <= self.depth_noise < 1:

@@ -258,6 +258,15 @@ class TestBuild:
         assert "out of luck" in reason
         assert not list((tmp_path / "cache").iterdir())  # nothing half built is left behind
 
+    def test_a_compiler_that_says_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CXX", "false")
+        assert "false could not build the CPU engine: Command" in str(build.library())
+
+    def test_a_blank_name_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CXX", " ")
+        monkeypatch.setattr("shutil.which", lambda name: None)
+        assert build.library() == "no C++ compiler (g++) was found"
+
     @pytest.mark.skipif(shutil.which("clang++") is None, reason="there is no clang++")
     @pytest.mark.slow
     def test_clang_builds_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,8 @@ def _share_threads() -> None:
 
 def _built() -> ctypes.CDLL | str:
     """Load what was built on this machine, now if need be, or say why that is not possible."""
-    compiler = shlex.split(os.environ.get("CXX") or next(filter(shutil.which, ("g++", "c++", "clang++")), "g++"))
+    wish = os.environ.get("CXX", "").strip()
+    compiler = shlex.split(wish or next(filter(shutil.which, ("g++", "c++", "clang++")), "g++"))
     if shutil.which(compiler[0]) is None:
         return f"no C++ compiler ({compiler[0]}) was found"
     try:
@@ -101,7 +102,8 @@ def _built() -> ctypes.CDLL | str:
             _build(compiler, path)
         return ctypes.CDLL(str(path), mode=_mode(compiler))
     except subprocess.CalledProcessError as error:
-        return f"{compiler[0]} could not build the CPU engine: {error.stderr.strip()[:500]}"
+        said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr
+        return f"{compiler[0]} could not build the CPU engine: {said.strip()[:500] or error}"
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home folder
         return f"the CPU engine could not be built or loaded: {error}; MALLEABLE_CACHE names another place for it"
 
