@@ -97,8 +97,7 @@ def write_page(groups: Mapping[str, Sequence[Run]], out: Path, title: str, intro
         tested=any(shown_p(row.gain) for row in gains),
         with_paper=any(row.paper for row in rows),
         figures=figures,
-        stress=stress_cells(comparison),
-        splits=split_cells(comparison),
+        beyond=[section for section in _beyond(comparison) if len(section[-1]) > 1],
         classes=list(dict.fromkeys(name for row in rows for name in row.iou)),
         settings=_settings(rows),
         costs=costs,
@@ -106,6 +105,15 @@ def write_page(groups: Mapping[str, Sequence[Run]], out: Path, title: str, intro
         signature=f"{SIGNATURE} {__version__} on {today.day} {today:%B %Y}",
     )
     write_whole(out, f"{page}\n".encode())
+
+
+def _beyond(comparison: Comparison) -> list[tuple[str, str, list[list[str]]]]:
+    """Give title, note and table of what was measured with other depth and on other images."""
+    depth, images = "when depth is not what it was in training", "on other images than those of the validation"
+    return [
+        ("Faults of depth", f"mIoU in percent {depth}.", stress_cells(comparison)),
+        ("Other splits", f"mIoU in percent {images}.", split_cells(comparison)),
+    ]
 
 
 def _together(rows: Sequence[Compared]) -> dict[str, Any]:
