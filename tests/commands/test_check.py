@@ -64,7 +64,7 @@ def test_a_broken_description_fails_once_per_split(folder, capsys):
 
 def test_no_folder(tmp_path, capsys):
     assert main(["check", str(tmp_path / "nothing")]) == 1
-    assert "neither a folder nor one of rooms, streets" in capsys.readouterr().err
+    assert "neither a folder nor rooms, rooms:HEIGHTxWIDTH or streets" in capsys.readouterr().err
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(folder, capsys):

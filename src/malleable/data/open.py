@@ -44,6 +44,8 @@ def splits_of(source: str | Path) -> list[str]:
         return list(_SYNTHETIC)
     if _is_cityscapes(root):
         return [split for split in SPLITS if (root / "leftImg8bit" / split).is_dir()]
+    if not (root / "dataset.json").is_file():
+        raise FileNotFoundError(f"{root} has no dataset.json, so it is no data set; name the folder that has one")
     names = split_names(root)
     if not names:
         raise FileNotFoundError(f"{root / 'splits'} holds no <split>.txt; write one id a line")
@@ -60,5 +62,8 @@ def _world(source: str | Path) -> tuple[World, tuple[int, int]] | None:
 
 def _is_cityscapes(root: Path) -> bool:
     if not root.is_dir():
-        raise FileNotFoundError(f"{root} is neither a folder nor one of {', '.join(get_args(World))}")
+        worlds = " or ".join(f"{world}, {world}:HEIGHTxWIDTH" for world in get_args(World))
+        raise FileNotFoundError(
+            f"{root} is neither a folder nor {worlds}; docs/data.md says how a folder of data is made"
+        )
     return (root / "leftImg8bit").is_dir()

@@ -213,7 +213,7 @@ def test_worlds_open_smaller():
     assert open_dataset("rooms:72x96", "val").size == (72, 96)
     assert open_dataset("rooms:72x96", "other-camera").size == (57, 76)
     for wrong in ("rooms:72", "rooms:x96", "rooms:72x96x3", "halls:72x96"):
-        with pytest.raises(FileNotFoundError, match="rooms, streets"):
+        with pytest.raises(FileNotFoundError, match="rooms:HEIGHTxWIDTH"):
             open_dataset(wrong, "val")
     with pytest.raises(ValueError, match="size must be"):
         open_dataset("rooms:4x96", "val")
@@ -235,3 +235,9 @@ def test_a_full_disk_leaves_scenes_in_memory(cache, monkeypatch):
     assert same(data[1], expected)
     monkeypatch.setattr(SyntheticScenes, "_render", None)
     assert same(data[1], expected)
+
+
+def test_scenes_of_any_size_are_kept(cache):
+    expected = SyntheticScenes("rooms", size=(19, 25), length=1)[0]
+    for _ in range(2):
+        assert same(SyntheticScenes("rooms", size=(19, 25), length=1, keep=True)[0], expected)

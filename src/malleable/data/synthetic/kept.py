@@ -46,7 +46,7 @@ class Kept:
         camera = Camera(fx, fy, cx, cy, self._size)
         return (
             image.view(3, height, width),
-            depth.view(torch.float32).view(1, height, width),
+            depth.clone().view(torch.float32).view(1, height, width),  # of any size, it may begin at any byte
             label.view(height, width),
             camera,
         )
