@@ -139,6 +139,29 @@ class Hub:
         return str(self.root / repo_id)
 
 
+def test_a_hub_that_is_not_reached_is_a_sentence(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Unreached:
+        def create_repo(self, *_: Any, **__: Any) -> None:
+            raise Exception("Name or service not known")  # of any kind
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Unreached)
+    assert cli.main(["push", str(run), "hf://someone/net"]) == 1
+    assert "hf://someone/net could not be written: Name or service not known. The hub must" in capsys.readouterr().err
+    assert cli.main(["push", str(run), "hf://someone"]) == 1
+    assert "target must be a folder or hf://OWNER/NAME, got 'hf://someone'" in capsys.readouterr().err
+
+
+def test_the_card_of_a_network_of_one_s_own_says_what_it_needs(run: Path) -> None:
+    trained = load_trained(run)
+    assert "--trust" not in card(trained)
+    trained.net.settings["network"] = "my_network:build"
+    text = card(trained)
+    assert "--out labelled --trust" in text
+    assert r"It is built by my\_network:build, whose code you need" in text
+
+
 def test_the_hub_and_back(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub(tmp_path / "hub")
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)

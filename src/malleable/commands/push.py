@@ -33,6 +33,9 @@ def push(
         overwrite: replace files that the folder holds.
         trust: import the package.module:factory that the checkpoint names as its network, and run it.
     """
+    name = target.removeprefix(HUB)
+    if target.startswith(HUB) and name.count("/") != 1:
+        raise ValueError(f"target must be a folder or hf://OWNER/NAME, got {target!r}")
     trained = load_trained(checkpoint, "cpu", trust)
     about: dict[str, Any] = {"license": license, "base_model": base_model, "name": Path(target).resolve().name}
     if not target.startswith(HUB):
@@ -46,8 +49,18 @@ def push(
     api = HfApi()
     with TemporaryDirectory() as temporary:
         share(trained, Path(temporary), **about)
-        repository = api.create_repo(target.removeprefix(HUB), private=private, exist_ok=True).repo_id
-        commit = api.upload_folder(
-            repo_id=repository, folder_path=temporary, allow_patterns=list(FILES), commit_message="Weights and config"
-        )
+        try:
+            repository = api.create_repo(name, private=private, exist_ok=True).repo_id
+            commit = api.upload_folder(
+                repo_id=repository,
+                folder_path=temporary,
+                allow_patterns=list(FILES),
+                commit_message="Weights and config",
+            )
+        except Exception as error:  # of whichever library the hub's client speaks HTTP with
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise RuntimeError(
+                f"{target} could not be written: {reason}. The hub must be reached, and HF_TOKEN or 'hf auth login' "
+                "give a token that may write there"
+            ) from error
     print(f"{repository} is on the hub: {commit}")

@@ -10,6 +10,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from malleable.inference.load import Trained
+from malleable.models.foreign import is_own
 from malleable.models.summary import is_scale_free, sees_depth
 from malleable.runs.scores import SCORES
 
@@ -21,9 +22,9 @@ _BODY = """# RGB-D scene parsing with malleable
 {network} for {count} classes: {classes}.{learned}
 
 ```sh
-malleable predict hf://OWNER/NAME image.png --depth depth.png{unit} --focal 525 --out labels
+malleable predict hf://OWNER/NAME image.png --depth depth.png{unit} --focal 525 --out labelled{trust}
 ```
-
+{code}
 {scores}
 ## Limits
 
@@ -85,6 +86,8 @@ def _results(trained: Trained) -> list[EvalResult]:
 
 def _body(trained: Trained) -> str:
     net = trained.net
+    network = net.settings.get("network", "DeepLabv3+")
+    own = is_own(network)
     learned = f" It was trained on {literal(trained.dataset)}" if trained.dataset else ""
     learned += f" for {trained.step} steps." if learned and trained.step is not None else "." if learned else ""
     limits = []
@@ -100,11 +103,13 @@ def _body(trained: Trained) -> str:
         if trained.scores is None or not trained.scores.stress:
             limits.append("- How it does with noise, holes or other faults of depth was not measured.")
     return _BODY.format(
-        network=literal(net.settings.get("network", "DeepLabv3+")),
+        network=literal(network),
         count=len(trained.classes),
         classes=", ".join(map(literal, trained.classes)),
         learned=learned,
         unit="" if is_scale_free(net) else " --unit mm",
+        trust=" --trust" if own else "",
+        code=f"\nIt is built by {literal(network)}, whose code you need, and which --trust runs.\n" if own else "",
         scores=_scores(trained),
         on=f" in {literal(trained.dataset)}" if trained.dataset else "",
         limits="\n".join(limits) + "\n" if limits else "",

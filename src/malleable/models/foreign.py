@@ -83,7 +83,8 @@ class Foreign(nn.Module):
             parts = f" of {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""
             raise ValueError(f"model.network={name} returns a {type(output).__name__}{parts}, {expected}")
         if output.ndim != 4 or output.shape[1] != classes:
-            raise ValueError(f"model.network={name} returns {tuple(output.shape)}, {expected}")
+            hint = '; model.options: {global_pool: ""} keeps the map' if name.startswith("timm:") else ""
+            raise ValueError(f"model.network={name} returns {tuple(output.shape)}, {expected}{hint}")
         return output
 
 
@@ -156,6 +157,12 @@ def from_settings(settings: Mapping[str, Any], trust: bool = False) -> Network:
     if settings.get("network", DEEPLAB) != DEEPLAB:
         return foreign(**settings, pretrained=False, trust=trust)
     return DeepLabV3Plus(**{name: value for name, value in settings.items() if name != "network"})
+
+
+def is_own(network: str) -> bool:
+    """Tell whether ``network`` is a factory of one's own, whose code nobody else has."""
+    library, named, _ = network.partition(":")
+    return bool(named) and library not in _LIBRARIES
 
 
 def require_network(network: str, options: Mapping[str, Any]) -> None:
