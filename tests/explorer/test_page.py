@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,10 +22,22 @@ gr = pytest.importorskip("gradio")
 from malleable.explorer.layer import MOST_KERNELS, Layer  # noqa: E402
 from malleable.explorer.page import controls_of, fault_of, layer_of  # noqa: E402
 from malleable.explorer.scenes import Fault  # noqa: E402
+from malleable.explorer.server import served  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync"
 VIEWS = "#views [data-drawn], #views[data-drawn]"
+
+
+def test_a_port_that_cannot_be_used_is_named() -> None:
+    with pytest.raises(ValueError, match="port must lie between 1 and 65535, got 99999"):
+        served(None, port=99999).__enter__()  # type: ignore[arg-type]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"port {port} of 127.0.0.1 cannot be used"):
+            served(None, port=port).__enter__()  # type: ignore[arg-type]
 
 
 def values(controls: list[Any]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
@@ -19,6 +20,8 @@ def served(explorer: Explorer, host: str = "127.0.0.1", port: int | None = None)
 
     What is handed in lies in a folder of its own for as long. Nothing is fetched from elsewhere or told to anybody.
     """
+    if port is not None:
+        _check_port(host, port)
     with TemporaryDirectory(prefix="malleable-explore-") as folder:
         # Gradio reads these when it is imported, and would keep files and ask its makers for news.
         settings = {"GRADIO_TEMP_DIR": folder, "GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -55,3 +58,15 @@ def served(explorer: Explorer, host: str = "127.0.0.1", port: int | None = None)
                 yield address
             finally:
                 page.close(verbose=False)
+
+
+def _check_port(host: str, port: int) -> None:
+    """Refuse a port that nothing can be served at; Gradio's own words name settings that are not ours."""
+    if not 0 < port < 2**16:
+        raise ValueError(f"port must lie between 1 and 65535, got {port}")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+        except OSError as error:
+            raise ValueError(f"port {port} of {host} cannot be used ({error}); give another --port, or none") from error
