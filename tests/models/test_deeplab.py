@@ -300,6 +300,11 @@ def test_refusals(arguments: dict[str, Any], message: str) -> None:
         build(**arguments)
 
 
+def test_no_weights_are_looked_for_that_could_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"no ImageNet weights fit channels=\(8, 16, 32, 64\); say pretrained=False"):
+        mb.deeplabv3plus("resnet18", 5, channels=(8, 16, 32, 64), pretrained=True)
+
+
 def test_a_second_encoder_adds_its_maps_stage_by_stage() -> None:
     net = build(backbone="resnet10t", conv=None, depth_encoder="relative").eval()
     rgb, depth = scene()

@@ -74,8 +74,10 @@ def build_depth_encoder(
     return DepthEncoder(kind, _create(name, output_stride, widths, in_chans=1), fill_depth)
 
 
-def load(network: Converted, name: str, pretrained: bool | str | Path) -> None:
+def load(network: Converted, name: str, pretrained: bool | str | Path, widths: Sequence[int] | None = None) -> None:
     """Load ImageNet weights into a network that :func:`build` made, see :func:`malleable.deeplabv3plus`."""
+    if pretrained is True and widths is not None:
+        raise ValueError(f"pretrained: no ImageNet weights fit channels={tuple(widths)}; say pretrained=False")
     if pretrained is True:
         network.load_original(_download(name))
     elif pretrained is not False:

@@ -212,5 +212,5 @@ def deeplabv3plus(
         fill_depth=fill_depth,
         **options,
     )
-    load(network.backbone, backbone, pretrained)
+    load(network.backbone, backbone, pretrained, channels)
     return network
