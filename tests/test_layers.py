@@ -450,3 +450,9 @@ def test_the_window_cannot_change_under_a_layer(name: str) -> None:
 def test_depth_that_is_no_tensor_is_refused() -> None:
     with pytest.raises(TypeError, match="depth must be a tensor, got list"):
         mb.Geometry([[[[1.0]]]], 1.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [mb.MalleableConv2d, mb.Conv25d, mb.DepthAwareConv2d])
+def test_a_receptive_field_is_asked_with_a_number_too(kind: Any) -> None:
+    layer = kind(1, 1, 3)
+    assert torch.equal(layer.receptive_field(0.5), layer.receptive_field(torch.tensor(0.5)))

@@ -150,7 +150,7 @@ class DepthConv2d(nn.Module):
         """Compute what each kernel makes of each tap on a map of ``size``: (N, K, taps, Hout, Wout), scaled."""
         raise NotImplementedError
 
-    def receptive_field(self, d: Tensor) -> Tensor:
+    def receptive_field(self, d: float | Tensor) -> Tensor:
         """Return g_k at depth differences ``d`` of any shape: (K, *d.shape)."""
         raise NotImplementedError
 
@@ -310,9 +310,10 @@ class MalleableConv2d(DepthConv2d):
         """Return s = softmax(b), (K,), which sums to 1 (Eq. 9)."""
         return _at_least_float32(self.rebalance).softmax(0)
 
-    def receptive_field(self, d: Tensor) -> Tensor:
+    def receptive_field(self, d: float | Tensor) -> Tensor:
         """Return g_k at relative depth differences ``d`` of any shape: (K, *d.shape)."""
         centers = _at_least_float32(self.centers)
+        d = torch.as_tensor(d, device=centers.device)
         d = d.to(torch.promote_types(d.dtype, centers.dtype))
         return malleable_assign(d.unsqueeze(0), centers, self.temperature)[0]
 
@@ -355,9 +356,9 @@ class Conv25d(DepthConv2d):
                 [0., 0., 1.]])
     """
 
-    def receptive_field(self, d: Tensor) -> Tensor:
+    def receptive_field(self, d: float | Tensor) -> Tensor:
         """Return g_k at relative depth differences ``d`` of any shape: (K, *d.shape)."""
-        return hard_assign(d.unsqueeze(0), self.kernels)[0]
+        return hard_assign(torch.as_tensor(d).unsqueeze(0), self.kernels)[0]
 
     def assign(self, geometry: Geometry, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         d, valid = geometry.relative_depth(*self.view(geometry, size), dtype)
@@ -393,9 +394,9 @@ class DepthAwareConv2d(DepthConv2d):
         )  # fmt: skip
         self.alpha = _check_alpha(alpha)
 
-    def receptive_field(self, difference: Tensor) -> Tensor:
+    def receptive_field(self, difference: float | Tensor) -> Tensor:
         """Return g_1 at depth differences in metres, the only unit this layer knows: (1, *difference.shape)."""
-        return depth_aware_assign(difference.unsqueeze(0), self.alpha)[0]
+        return depth_aware_assign(torch.as_tensor(difference).unsqueeze(0), self.alpha)[0]
 
     def assign(self, geometry: Geometry, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         difference, valid = geometry.depth_difference(*self.view(geometry, size), dtype)

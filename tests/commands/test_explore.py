@@ -82,4 +82,4 @@ def test_without_gradio_it_says_what_to_install(
     real = importlib.util.find_spec
     monkeypatch.setattr(command, "find_spec", lambda name: None if name == "gradio" else real(name))
     assert cli.main(["explore"]) == 1
-    assert "pip install 'malleable[explore]'" in capsys.readouterr().err
+    assert "pip install gradio" in capsys.readouterr().err

@@ -133,6 +133,7 @@ def test_a_wrong_value_in_a_file_gets_the_same_answer(
         ("evaluate RUN --scale 1", "unknown setting 'scale', did you mean 'scales'?"),
         ("export RUN x --fromat onnx", "unknown setting 'fromat', did you mean 'format'?"),
         ("train extra", "unrecognized arguments: extra"),
+        ("train mine.yaml", "a file of settings is given as --config mine.yaml"),
         ("train --model.conv", "model.conv must be malleable, conv25d, depth_aware or null, got nothing"),
         ("train --train.keep null", "train.keep must be a whole number, got null"),
         ("train --model.invalid=null", "model.invalid must be same, uniform or ignore, got null"),

@@ -603,3 +603,8 @@ def test_another_optimiser_does_not_go_on_with_a_run(
 ) -> None:
     assert cli.main([*arguments(data, whole, train__ema=0.9, **{setting: value}), "--resume", "auto"]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_a_file_of_settings_is_not_settings(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"config must be settings by section, got str; .* yaml\.safe_load"):
+        mb.fit("mine.yaml", tmp_path / "run")  # type: ignore[arg-type]

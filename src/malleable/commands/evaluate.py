@@ -55,7 +55,7 @@ def evaluate(
         window: height and width of a window that slides over the image instead of the whole image at once.
         overlap: the least share of a window that its neighbour sees too.
         stress: measure also what is left when depth has another scale, noise, holes, 8 bits, a shift, another focal
-            length or is gone, and draw it beside the JSON file as stress.png.
+            length or is gone, and draw it beside results.json as stress.png, beside x.json as x-stress.png.
         faults: the faults to try with --stress, by the names that its table has; all of them by default.
         also: other splits of the data set whose mIoU to measure too, kept in the JSON file.
         out: JSON file to write; results.json in the run's folder by default.
@@ -78,7 +78,9 @@ def evaluate(
         raise ValueError(f"{checkpoint} does not say what it was trained on; add --dataset FOLDER and --split NAME")
     split = split or (data.val if data is not None else "val")
     results_path = Path(out) if out is not None else trained.run / RESULTS if trained.run is not None else None
-    drawn = results_path.with_name(STRESS) if stress and results_path is not None else None
+    drawn = None
+    if stress and results_path is not None:
+        drawn = results_path.with_name(STRESS if results_path.name == RESULTS else f"{results_path.stem}-{STRESS}")
     files = [Path(file) for file in (results_path, drawn, csv, confusion) if file is not None]
     for file in files:
         check_free(file, overwrite)

@@ -56,7 +56,7 @@ def explore(
         trust: import the package.module:factory that a checkpoint names as its network, and run it.
     """
     if find_spec("gradio") is None:
-        raise ValueError("explore needs Gradio; install it with pip install 'malleable[explore]'")
+        raise ValueError("explore needs Gradio; install it with pip install gradio")
     from malleable.explorer.explorer import Explorer, Source, layers_of  # matplotlib comes with it
     from malleable.explorer.scenes import items_of
     from malleable.explorer.server import served

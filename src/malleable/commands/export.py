@@ -92,7 +92,7 @@ def write_onnx(net: nn.Module, path: Path, about: Mapping[str, str] | None = Non
     """
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
-        raise RuntimeError(f"ONNX needs {' and '.join(missing)}: pip install 'malleable[export]'")
+        raise RuntimeError(f"ONNX needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     import onnx_ir.passes.common as passes
     from onnx_ir.passes import Sequential
     from onnxscript.optimizer import fold_constants
@@ -215,6 +215,10 @@ def export(
     if format is None and path.suffix not in suffixes:
         raise ValueError(f"file must end in .onnx or .pt2, or --format must say what it is, got {file!r}")
     chosen = format or suffixes[path.suffix]
+    if suffixes.get(path.suffix, chosen) != chosen:
+        raise ValueError(
+            f"file ends in {path.suffix}, but format is {chosen}; leave --format out, or name it otherwise"
+        )
     check_free(path, overwrite)
     trained = load_trained(checkpoint, "cpu", trust)
     with showing(path.name):

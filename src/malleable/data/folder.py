@@ -208,8 +208,9 @@ def read_depth(path: Path, size: tuple[int, ...], metres_per_count: float | None
     median = float(seen.median()) if len(seen) else 1.0
     if not _NEAREST_MEDIAN < median < _FARTHEST_MEDIAN:
         raise ValueError(
-            f"{path}: half of the depths are below {median:g} m, which looks like a wrong unit; one count is taken for "
-            f"{metres_per_count:g} m (metres_per_count), 0.001 is right for millimetres"
+            f"{path}: half of the depths are {'below' if median < 1 else 'beyond'} {median:g} m, which looks like a "
+            f"wrong unit; one count is taken for {metres_per_count:g} m (metres_per_count), 0.001 is right for "
+            "millimetres"
         )
     return depth
 

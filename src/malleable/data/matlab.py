@@ -45,7 +45,7 @@ def read_variables(path: Path, *names: str) -> list[Array]:
     try:
         from scipy.io import loadmat
     except ImportError as error:
-        raise RuntimeError(f"{path} needs SciPy to be read: pip install 'malleable[sunrgbd]'") from error
+        raise RuntimeError(f"{path} needs SciPy to be read: pip install scipy") from error
     try:
         found = loadmat(path, squeeze_me=True, struct_as_record=False, variable_names=list(names))
         return [np.atleast_1d(found[name]) for name in names]

@@ -109,7 +109,7 @@ def _pipeline(model: str, device: torch.device | str) -> Any:
     try:
         from transformers import pipeline
     except ImportError as error:
-        raise ValueError("depth estimators need transformers: pip install 'malleable[estimate]'") from error
+        raise ValueError("depth estimators need transformers: pip install transformers") from error
     safe = {"use_safetensors": True}  # a pickle could run code
     try:
         return pipeline("depth-estimation", model, device=device, trust_remote_code=False, model_kwargs=safe)

@@ -36,7 +36,7 @@ def recorded(
     try:
         import rerun
     except ImportError as error:
-        raise ValueError("rerun needs the Rerun SDK; install it with pip install 'malleable[rerun]'") from error
+        raise ValueError("rerun needs the Rerun SDK; install it with pip install rerun-sdk") from error
     target.parent.mkdir(parents=True, exist_ok=True)
     steps = count()
     with whole_path(target) as part, rerun.RecordingStream("malleable") as stream:

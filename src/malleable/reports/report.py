@@ -47,7 +47,7 @@ class Picture(NamedTuple):
 
 
 def write_report(
-    groups: Mapping[str, Sequence[Path]], out: Path, title: str, intro: str = "", trust: bool = False
+    groups: Mapping[str, Sequence[str | Path]], out: str | Path, title: str, intro: str = "", trust: bool = False
 ) -> None:
     """Write the report of ``groups``: shown name → its runs' folders, several of them if they are seeds of one method.
 
@@ -55,8 +55,8 @@ def write_report(
     without depth, or the first of all, is what the others are compared with. ``out`` is replaced if it exists. With
     ``trust`` factories of one's own that checkpoints name are imported.
     """
-    read = {name: [read_run(run, evaluated=False, trust=trust) for run in runs] for name, runs in groups.items()}
-    write_page(read, out, title, intro)
+    read = {name: [read_run(Path(run), evaluated=False, trust=trust) for run in runs] for name, runs in groups.items()}
+    write_page(read, Path(out), title, intro)
 
 
 def write_page(groups: Mapping[str, Sequence[Run]], out: Path, title: str, intro: str = "") -> None:

@@ -97,8 +97,8 @@ class RunFolder:
         found = [name for name in (SETTINGS, METRICS, FOLDER) if (self.path / name).exists()]
         if found and not resume:
             raise ValueError(
-                f"{self.path} already holds a run ({', '.join(found)}); add --resume auto to go on with it, or give "
-                "another folder with --out"
+                f"{self.path} already holds a run ({', '.join(found)}); add --resume auto (resume=True in Python) to "
+                "go on with it, or give another folder with --out"
             )
         patterns = (f"{FOLDER}/**/*", *(f"{Path(name).stem}.*" for name in (SETTINGS, METRICS)))
         partial = [part.name for pattern in patterns for part in remove_partial(self.path, pattern)]

@@ -186,6 +186,8 @@ def explained(error: Exception, types: Mapping[str, Any]) -> UsageError:
         r"argument (?:--)?([^ :]+): expected()", message
     )
     known = flat(types)
+    if file := re.search(r"unrecognized arguments: (\S+\.ya?ml)", message):
+        return UsageError(f"a file of settings is given as --config {file[1]}")
     if found is None or found[1] not in known:
         return UsageError(shorten(message, 250, placeholder=" …"))
     return UsageError(_wrong(found[1], known[found[1]], found[2]))

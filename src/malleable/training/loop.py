@@ -54,6 +54,10 @@ def fit(
         >>> settings = {"data": {"root": "data/mine"}, "train": {"steps": 1000}}
         >>> mb.fit(settings, "runs/mine", callback=print)  # doctest: +SKIP
     """
+    if not isinstance(config, Config | Mapping):
+        raise TypeError(
+            f"config must be settings by section, got {type(config).__name__}; read a file with yaml.safe_load first"
+        )
     if not isinstance(config, Config):
         config = parse_config(config)
     fabric = launch(accelerator, devices, nodes, config.train.precision)
