@@ -46,7 +46,7 @@ lint: setup
 MINUTES ?= 10
 demo: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=100000000000
 demo: setup
-	$(BIN)/malleable study studies/demo/study.yaml --steps $$($(BIN)/python -c "print(max(10, round(60 * $(MINUTES))))") \
+	$(BIN)/malleable study studies/demo/study.yaml --steps $$($(BIN)/python -c "print(max(10, round(100 * $(MINUTES))))") \
 		--jobs 2 --out runs/demo/$(MINUTES)min --report runs/demo/report.html
 
 bench: setup
