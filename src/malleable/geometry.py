@@ -175,12 +175,12 @@ def _is_known(depth: Tensor) -> Tensor:
 def _focal_per_sample(focal: float | Tensor, depth: Tensor) -> Tensor:
     batch = depth.shape[0]
     if not isinstance(focal, Tensor):
-        if not isinstance(focal, Real):
+        if not isinstance(focal, (int, float)) and not isinstance(focal, Real):  # compilers know the first two
             raise TypeError(f"focal must be a number or a tensor, got {type(focal).__name__}")
-        if not 0 < (focal := float(focal)) < inf:
+        if not 0 < focal < inf:
             raise ValueError(f"focal must be a positive number of pixels, got {focal}")
         dtype = torch.promote_types(depth.dtype, torch.float32)
-        return torch.full((batch,), focal, dtype=dtype, device=depth.device)
+        return torch.full((batch,), float(focal), dtype=dtype, device=depth.device)
     if focal.ndim > 1 or (focal.ndim == 1 and focal.shape[0] != batch):
         raise ValueError(f"focal must be a number or have shape ({batch},) like the batch, got {tuple(focal.shape)}")
     if focal.device != depth.device:

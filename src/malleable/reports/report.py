@@ -109,10 +109,9 @@ def write_page(groups: Mapping[str, Sequence[Run]], out: Path, title: str, intro
 
 def _beyond(comparison: Comparison) -> list[tuple[str, str, list[list[str]]]]:
     """Give title, note and table of what was measured with other depth and on other images."""
-    depth, images = "when depth is not what it was in training", "on other images than those of the validation"
     return [
-        ("Faults of depth", f"mIoU in percent {depth}.", stress_cells(comparison)),
-        ("Other splits", f"mIoU in percent {images}.", split_cells(comparison)),
+        ("Faults of depth", "mIoU in percent when depth is not what it was in training.", stress_cells(comparison)),
+        ("Other splits", "mIoU in percent on other images than those of the validation.", split_cells(comparison)),
     ]
 
 
