@@ -78,7 +78,7 @@ def test_a_recording_is_overwritten_only_on_request(tmp_path: Path) -> None:
 def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rerun", None)
     with (
-        pytest.raises(ValueError, match=r"pip install 'malleable\[rerun\]'"),
+        pytest.raises(ValueError, match="pip install rerun-sdk"),
         recorded(print, str(tmp_path / "out.rrd"), DATA.classes, DATA.palette),
     ):
         pass

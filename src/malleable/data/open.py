@@ -44,9 +44,9 @@ def splits_of(source: str | Path) -> list[str]:
         return list(_SYNTHETIC)
     if _is_cityscapes(root):
         return [split for split in SPLITS if (root / "leftImg8bit" / split).is_dir()]
-    if not (root / "dataset.json").is_file():
-        raise FileNotFoundError(f"{root} has no dataset.json, so it is no data set; name the folder that has one")
     names = split_names(root)
+    if not names and not (root / "dataset.json").is_file():
+        raise FileNotFoundError(f"{root} has no dataset.json, so it is no data set; name the folder that has one")
     if not names:
         raise FileNotFoundError(f"{root / 'splits'} holds no <split>.txt; write one id a line")
     return names
