@@ -127,7 +127,8 @@ def training(runs: Mapping[str, Mapping[str, tuple[Array, Array]]]) -> Figure:
     """Draw how runs went: shown name → of ``CURVES`` those there are → (steps, values), both (S,)."""
     kinds = [kind for kind in CURVES if any(kind in curves for curves in runs.values())]
     height = 3.2 + 0.22 * (len(runs) > 1) * -(-len(runs) // 3)
-    figure, (panels,) = new_figure(max(5.0, 3.6 * len(kinds)), height, columns=len(kinds), sharex=True)
+    width = max(5.0, 3.6 * len(kinds), 3.1 * min(len(runs), 3))  # the legend has three columns
+    figure, (panels,) = new_figure(width, height, columns=len(kinds), sharex=True)
     lines: dict[str, Any] = {}
     for panel, kind in zip(panels, kinds, strict=True):
         for number, (name, curves) in enumerate(runs.items()):
