@@ -331,7 +331,10 @@ def test_what_is_asked_for_later_is_measured_without_training_again(
     assert cli.main(["study", str(file)]) == 0
     run = tmp_path / "out/ours/seed0"
     trained = (run / "metrics.jsonl").read_bytes()
+    before = json.loads((tmp_path / "out/results.json").read_text())
     file.write_text(whole)
+    assert cli.main(["study", str(file), "--collect"]) == 0
+    assert json.loads((tmp_path / "out/results.json").read_text()) == before  # nothing is forgotten meanwhile
     assert cli.main(["study", str(file)]) == 0
     assert (run / "metrics.jsonl").read_bytes() == trained
     (row,) = json.loads((tmp_path / "out/results.json").read_text())["rows"]

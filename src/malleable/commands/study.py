@@ -78,7 +78,7 @@ def study(
     check_ours(page, kept)
     results = gather(plan, folder, kept)
     failed: list[PlannedRun] = []
-    left = [run for run in chosen if run not in results]
+    left = [run for run in chosen if not is_done(run, results, folder, plan)]
     with Workers(launcher, jobs) as workers, ThreadPoolExecutor(jobs) as pool:
         pending = {pool.submit(complete, run, folder / run.folder, plan, workers): run for run in left}
         while pending:
@@ -100,7 +100,7 @@ def study(
     print_table(compared(plan, results, folder))
     untested = "; ".join(str(run) for run, result in results.items() if not tested(result, plan))
     if untested:
-        print(f"{folder} has no folder of runs that lack some of the faults or splits: {untested}", file=sys.stderr)
+        print(f"runs that lack some of the faults or splits: {untested}; {folder} must hold them", file=sys.stderr)
     missing = [run for run in plan.runs if run not in results]
     if missing:
         names = "; ".join(map(str, missing))
@@ -140,6 +140,11 @@ def next_task(run: PlannedRun, folder: Path, plan: Plan) -> list[str] | None:
         given = [f"--{name}={json.dumps(names, ensure_ascii=False)}" for name, names in listed.items() if names]
         return ["evaluate", str(folder), *(["--stress"] if plan.stress else []), *given, "--overwrite"]
     return None
+
+
+def is_done(run: PlannedRun, results: Mapping[PlannedRun, Run], folder: Path, plan: Plan) -> bool:
+    """Tell whether nothing is left to do for ``run``: a result that lacks a test is completed if it can be."""
+    return run in results and (tested(results[run], plan) or not (folder / run.folder / SETTINGS).is_file())
 
 
 def tested(trained: Run, plan: Plan) -> bool:
@@ -222,9 +227,7 @@ def gather(plan: Plan, folder: Path, kept: Path) -> dict[PlannedRun, Run]:
             if run in results and tested(results[run], plan):
                 continue
             result = finished(run, folder / run.folder)
-            if result is not None and not tested(result, plan):
-                results.pop(run, None)  # until it is
-            elif result is not None:
+            if result is not None and tested(result, plan):
                 results[run] = result
                 if kept != folder:
                     log = kept / LOGS / f"{slug(run.row)}-seed{run.seed}.jsonl"
