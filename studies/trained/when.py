@@ -12,6 +12,7 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def spoiled(sample: Sample, strength: float, index: int) -> Sample:
     """Add noise to depth, the same whichever network sees it."""
     random = torch.Generator().manual_seed(index)
     depth = noise(sample.depth.as_subclass(Tensor), relative=strength, random=random)
-    return Sample(sample.image, depth, sample.label, sample.camera, sample.id)
+    return replace(sample, depth=depth)
 
 
 def measure(net: nn.Module, dataset: SampleDataset, borders: Tensor) -> dict[str, list[float]]:
@@ -97,6 +98,20 @@ def measure(net: nn.Module, dataset: SampleDataset, borders: Tensor) -> dict[str
     return {name: [100 * confusion.miou for confusion in several] for name, several in found.items()}
 
 
+def shown_bins(borders: Sequence[float]) -> dict[str, list[str]]:
+    """Name, question by question, what is asked and every strength or bin."""
+    ends = [f"{a:.3g}" for a in borders]
+    return {
+        "noise of depth, standard deviation": [f"{strength:.1%}" for strength in NOISE],
+        "a fifth of the pixels each: metres": [
+            f"to {ends[0]}", *(f"{a} … {b}" for a, b in itertools.pairwise(ends)), f"from {ends[-1]}"
+        ],
+        "farthest neighbour on the grid of res2, in cells": [
+            *(f"{a:g} … {b:g}" for a, b in itertools.pairwise(STEPS)), f"from {STEPS[-1]:g}"
+        ],
+    }  # fmt: skip
+
+
 @styled
 def draw(
     curves: Mapping[str, tuple[Array, Array]], found: Mapping[str, Mapping[str, Array]], borders: Sequence[float]
@@ -110,21 +125,11 @@ def draw(
         steps, miou = curves[name]
         (lines[name],) = panels[0, 0].plot(steps, miou - curves[first][1], marker="o", markersize=4, **look)
         for panel, question in zip(panels.flat[1:], QUESTIONS, strict=True):
-            if name in found:
+            if name in found and first in found:
                 gains = found[name][question] - found[first][question]
                 panel.plot(range(len(gains)), gains, marker="o", markersize=4, **look)
-    ends = [f"{a:.3g}" for a in borders]
-    ticks = {
-        "noise of depth, standard deviation": [f"{strength:.1%}" for strength in NOISE],
-        "a fifth of the pixels each: metres": [
-            f"to {ends[0]}", *(f"{a} … {b}" for a, b in itertools.pairwise(ends)), f"from {ends[-1]}"
-        ],
-        "farthest neighbour on the grid of res2, in cells": [
-            *(f"{a:g} … {b:g}" for a, b in itertools.pairwise(STEPS)), f"from {STEPS[-1]:g}"
-        ],
-    }  # fmt: skip
     panels[0, 0].set_xlabel("updates")
-    for panel, (label, names) in zip(panels.flat[1:], ticks.items(), strict=True):
+    for panel, (label, names) in zip(panels.flat[1:], shown_bins(borders).items(), strict=True):
         panel.set_xticks(range(len(names)), names, fontsize=8.5)
         panel.set_xlabel(label)
     for panel in panels.flat:
@@ -162,8 +167,8 @@ def main() -> None:
         name: {question: np.mean([each[question] for each in seeds.values()], axis=0) for question in QUESTIONS}
         for name, seeds in found.items()
     }
-    for question, count in QUESTIONS.items():
-        cells = [[question, *map(str, range(count))]]
+    for question, heading in zip(QUESTIONS, shown_bins(borders.tolist()).items(), strict=True):
+        cells = [[heading[0], *heading[1]]]
         cells += [[name, *(f"{value:.1f}" for value in values[question])] for name, values in means.items()]
         print(markdown(cells))
     save(draw(read_curves(record), means, borders.tolist()), str(record / "when.png"), "png")
