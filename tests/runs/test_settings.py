@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -278,3 +279,11 @@ def test_settings_become_one_file_and_things_without_a_flag_one_list(
 def test_arguments_are_written_as_in_a_shell(words: str, settings: dict[str, str], plain: list[str]) -> None:
     first, *rest = resolve(words.split(), {"json": bool, "size": tuple[int, int], "name": str})
     assert (json.loads(first.removeprefix("--config=")), rest) == (settings, plain)
+
+
+@pytest.mark.parametrize(
+    ("words", "value"), [(["--options.pool", ""], ""), (["--options.pool="], ""), (["--options.pool", "null"], None)]
+)
+def test_an_empty_word_is_text(words: list[str], value: str | None) -> None:
+    (settings,) = resolve(words, {"options": dict[str, Any]})
+    assert json.loads(settings.removeprefix("--config=")) == {"options": {"pool": value}}

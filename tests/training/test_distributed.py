@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning_fabric.accelerators import CUDAAccelerator, MPSAccelerator
 
 from helpers.runs import arguments, make_data, metrics, run, weights
 from malleable import cli
@@ -76,3 +77,14 @@ def test_an_error_of_the_first_process_ends_all(data: Path, tmp_path: Path) -> N
     code, output = run([*TORCHRUN, *arguments(data, tmp_path / "two", train__batch_size=4)])
     assert code == 1
     assert output.count("already holds a run") == 2  # both say it; neither waits for the other
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda", "tpu", "cpus"])
+def test_an_accelerator_that_is_not_there_is_named_with_those_that_are(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.setattr(CUDAAccelerator, "is_available", lambda: False)
+    monkeypatch.setattr(MPSAccelerator, "is_available", lambda: False)
+    assert cli.main(arguments(data, tmp_path / "run", accelerator=name)) != 0
+    assert f"accelerator must be one that is here, cpu, or auto, got '{name}'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

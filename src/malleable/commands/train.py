@@ -33,7 +33,7 @@ def train(
         train: The recipe
         out: the run's folder. One that holds a run is never overwritten, only continued.
         resume: auto goes on from the newest good checkpoint in out, or starts if there is none.
-        accelerator: cpu, cuda, ...; auto takes a GPU if there is one.
+        accelerator: cpu, gpu, cuda or mps; auto takes a GPU if there is one.
         devices: on each machine; auto takes all GPUs, or one CPU process. torchrun and SLURM overrule it.
         nodes: machines. torchrun and SLURM overrule it.
     """

@@ -72,7 +72,7 @@ def resolve(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
             value = _load(value, name) if value.startswith("{") else read_settings(Path(value), name)
         elif value is None:
             raise UsageError(_wrong(option, kind, ""))
-        elif kind is Any or get_origin(kind) is dict:
+        elif value and (kind is Any or get_origin(kind) is dict):  # an empty word is text, which YAML would call null
             value = _load(f"{{value: {value}}}", name)["value"]
         for section in reversed(option.split(".") if option != "config" else ()):
             value = {section: value}

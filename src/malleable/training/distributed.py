@@ -13,11 +13,18 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.accelerators import CUDAAccelerator, MPSAccelerator
 from torch import Tensor
+
+_GPUS = {"cuda": CUDAAccelerator, "mps": MPSAccelerator}
 
 
 def launch(accelerator: str, devices: int | Literal["auto"], nodes: int, precision: Any) -> Fabric:
     """Start Fabric with all its processes. torchrun and SLURM say themselves how many there are."""
+    gpus = [name for name, kind in _GPUS.items() if kind.is_available()]
+    if accelerator not in ("auto", "cpu", *gpus, *(["gpu"] if gpus else [])):
+        here = " and ".join(["cpu", *gpus])
+        raise ValueError(f"accelerator must be one that is here, {here}, or auto, got {accelerator!r}")
     environment = os.environ
     if "TORCHELASTIC_RUN_ID" in environment:
         devices = int(environment["LOCAL_WORLD_SIZE"])
