@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning_fabric.accelerators import CUDAAccelerator, MPSAccelerator
+from lightning_fabric.accelerators.cuda import CUDAAccelerator
+from lightning_fabric.accelerators.mps import MPSAccelerator
 
 from helpers.runs import arguments, make_data, metrics, run, weights
 from malleable import cli

@@ -13,7 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.accelerators import CUDAAccelerator, MPSAccelerator
+from lightning_fabric.accelerators.cuda import CUDAAccelerator
+from lightning_fabric.accelerators.mps import MPSAccelerator
 from torch import Tensor
 
 _GPUS = {"cuda": CUDAAccelerator, "mps": MPSAccelerator}
