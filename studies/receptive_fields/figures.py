@@ -132,13 +132,14 @@ def tables(found: Runs) -> list[str]:
                 field = "–" if k == 0 else "as it started" if fixed else "learned"
                 numbers.append([f"{k}" if k else "plain convolution", field, errors(runs)])
     orders = [["weights", "receptive_field_lr", "centers", *ARRIVAL, "left order"]]
-    for base in BOTH:
+    for base in (*BOTH, replace(LEARNED, equal=True)):
+        weights = f"{base.weights}, equal kernels" if base.equal else base.weights
         for multiple in FAST:
             for ordered in (False, True):
-                runs = found[replace(base, multiple=multiple, ordered=ordered)]
-                kind = "kept in order" if ordered else "free"
-                crossed = count([left_order(run) for run in runs])
-                orders.append([base.weights, f"{multiple:g}", kind, *arrival(runs), crossed])
+                if runs := found.get(replace(base, multiple=multiple, ordered=ordered)):
+                    kind = "kept in order" if ordered else "free"
+                    crossed = count([left_order(run) for run in runs])
+                    orders.append([weights, f"{multiple:g}", kind, *arrival(runs), crossed])
     return [markdown(cells) for cells in (starts, rates, depths, numbers, orders)]
 
 

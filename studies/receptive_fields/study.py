@@ -91,6 +91,7 @@ def conditions() -> list[Condition]:
     found += [replace(learned, kernels=k) for k in range(6)]
     found += [replace(learned, kernels=k, fixed=True) for k in (1, 3, 5)]
     found += [replace(base, multiple=m, ordered=True) for base in BOTH for m in FAST]
+    found += [replace(learned, equal=True, ordered=True)]
     return list(dict.fromkeys(found))
 
 
