@@ -2,7 +2,7 @@
 
     python studies/trained/filling.py studies/trained/rooms.yaml runs/trained_rooms
 
-Reads a run of each row that `malleable study` left in the folder and prints a table; networks that see depth count.
+Reads the runs that `malleable study` left in the folder and prints a table; networks that see depth count.
 """
 
 from __future__ import annotations
@@ -30,12 +30,10 @@ def main() -> None:
     torch.set_num_threads(1)
     study, runs = Path(sys.argv[1]), Path(sys.argv[2])
     cells = [["mIoU", "unknown depth", "as it is", *FAULTS]]
-    seen = set()
     for run in read_plan(study).runs:
         data, model = run.config.data, run.config.model
-        if run.row in seen or not model.sees_depth or not (runs / run.folder / RESULTS).is_file():
+        if not model.sees_depth or not (runs / run.folder / RESULTS).is_file():
             continue
-        seen.add(run.row)
         net = load_trained(str(runs / run.folder)).net
         dataset = open_dataset(data.root, data.val)
         for filled in (False, True):

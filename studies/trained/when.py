@@ -2,8 +2,8 @@
 
     python studies/trained/when.py studies/trained/streets.yaml runs/trained_streets
 
-Reads the runs that `malleable study` left in the folder, keeps what it found in when.json beside the study's results,
-prints it, and draws when.png. What is in the file is not measured again.
+Reads the runs that `malleable study` left in the folder, keeps what it found in when.json beside their results (in that
+folder, or where the study's file says), prints it, and draws when.png. What is in the file is not measured again.
 """
 
 from __future__ import annotations
@@ -161,8 +161,9 @@ def main() -> None:
     data = plan.runs[0].config.data
     dataset = open_dataset(data.root, data.val)
     borders = depth_borders(dataset)
-    record = Path(plan.record or plan.out)
-    found = measure_all(plan, Path(sys.argv[2]), record, dataset, borders)
+    runs = Path(sys.argv[2])
+    record = runs if (runs / "results.json").exists() else Path(plan.record or plan.out)
+    found = measure_all(plan, runs, record, dataset, borders)
     means = {
         name: {question: np.mean([each[question] for each in seeds.values()], axis=0) for question in QUESTIONS}
         for name, seeds in found.items()

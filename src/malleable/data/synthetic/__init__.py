@@ -31,8 +31,8 @@ class SyntheticScenes(SampleDataset):
     ``sensor`` measures depth instead: ``"kinect"``, ``"stereo"`` or ``"perfect"``, which knows all but the sky.
     ``zoom`` multiplies the focal length.
 
-    All classes draw their colours from one distribution, so colour alone does not give the class. Sample ``index``
-    depends on ``world``, ``size`` (height, width), ``seed`` and ``index`` only: take another seed for a test set.
+    All classes draw their colours from one distribution, but for road, sky, glass and tyres of streets, so colour alone
+    does not give the class. Sample ``index`` depends on ``world``, ``size`` (height, width), ``seed`` and ``index`` only: take another seed for a test set.
     ``keep`` keeps what was rendered, for all processes, in a file of the cache folder (``$MALLEABLE_CACHE``, else
     malleable/ in the user's): 150 MB for 1,000 samples of 120 × 160.
 
