@@ -56,6 +56,19 @@ def test_two_processes_learn_what_one_does(
     assert (last["val/miou"], last["val/pixel_accuracy"]) == (results.miou, results.pixel_accuracy)  # reduced exactly
 
 
+def test_processes_score_the_network_that_is_saved(data: Path, tmp_path: Path) -> None:
+    """On a CPU each has batch norms of its own; only the first one's are kept."""
+    command = arguments(data, tmp_path / "two", train__steps=4, train__batch_size=4, train__ema=0.3, train__lr=0.1)
+    code, output = run([*TORCHRUN, *command])
+    assert code == 0, output
+    saved = read_checkpoint(tmp_path / "two")
+    net = build_network(saved.config.model, 11, pretrained=False)
+    net.load_state_dict(saved.ema or {})
+    results = evaluate_network(net, open_dataset(data, "val"))
+    last = metrics(tmp_path / "two")[-1]
+    assert (last["val/miou"], last["val/pixel_accuracy"]) == (results.miou, results.pixel_accuracy)
+
+
 def test_on_cpu_processes_say_once_that_statistics_are_their_own(data: Path, tmp_path: Path) -> None:
     command = arguments(data, tmp_path / "two", train__steps=1, train__batch_size=4, model__conv="null")
     code, output = run([*TORCHRUN, *command])
@@ -89,3 +102,10 @@ def test_an_accelerator_that_is_not_there_is_named_with_those_that_are(
     assert cli.main(arguments(data, tmp_path / "run", accelerator=name)) != 0
     assert f"accelerator must be one that is here, cpu, or auto, got '{name}'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_number_of_devices_that_cannot_be_is_named(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments(data, tmp_path / "run", devices=-1)) != 0
+    assert "devices must be at least 1, or auto, got -1" in capsys.readouterr().err

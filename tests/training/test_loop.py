@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from socket import gethostname
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.plugins.precision import Precision
 from torch import Tensor, nn
 
 import malleable as mb
@@ -29,6 +31,7 @@ from malleable.inference.evaluate import evaluate_network
 from malleable.runs.checkpoint import numbered, read_checkpoint
 from malleable.runs.config import Config, ModelConfig, TrainConfig, build_network
 from malleable.runs.folder import RunFolder, read_config
+from malleable.runs.folder import _foreign as not_going_on
 from malleable.training.loop import image_losses
 from malleable.training.loss import CrossEntropy
 from malleable.training.state import State
@@ -376,6 +379,36 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(
     assert (tmp_path / "run/checkpoints/best.pt").read_bytes() == b"damaged"
 
 
+def test_a_run_whose_checkpoints_are_gone_keeps_its_log(
+    data: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    command = arguments(data, tmp_path / "run", train__ema=0.9, train__validate_every=4)
+    assert cli.main([*command, "--resume", "auto"]) == 1
+    assert "holds the scores of a run, but none of its checkpoints" in capsys.readouterr().err
+    assert metrics(tmp_path / "run") == metrics(whole)
+
+
+def test_the_best_checkpoint_is_marked_whatever_a_callback_does(data: Path, tmp_path: Path) -> None:
+    def stop(row: Mapping[str, float]) -> None:
+        if "val/miou" in row:
+            raise RuntimeError("pruned")
+
+    settings = {"model": {"backbone": "resnet10t", "pretrained": False, "stages": [2]}}
+    settings |= {"data": {"root": data, "crop": [32, 32], "workers": 0}}  # a path will do
+    settings |= {"train": {"steps": 1, "batch_size": 2, "log_every": 1}}
+    with pytest.raises(RuntimeError, match="pruned"):
+        mb.fit(settings, tmp_path / "run", callback=stop, accelerator="cpu")
+    assert read_checkpoint(tmp_path / "run/checkpoints/best.pt").step == 1
+
+
+def test_a_run_may_go_on_in_half_precision(data: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a scaler would be given is empty in a checkpoint of whole precision, which GradScaler refuses."""
+    monkeypatch.setattr(Precision, "load_state_dict", lambda self, state: pytest.fail(f"was given {state}"))
+    assert restored(whole, data).step == 6
+
+
 def test_what_a_killed_run_left_half_written_goes_when_it_resumes(data: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(whole, out)
@@ -412,15 +445,17 @@ def test_a_loss_that_is_no_number_stops_with_step_and_sample(
     assert all(torch.isfinite(tensor).all() for tensor in kept.model.values())
 
 
+@pytest.mark.filterwarnings("ignore:You passed `Fabric")
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])  # on a CPU the second one has no scaler either
 def test_a_gradient_that_is_no_number_never_reaches_the_weights(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], precision: str
 ) -> None:
     def steep(self: CrossEntropy, logits: Tensor, label: Tensor) -> Tensor:
         return original(self, logits, label) + (logits * 0).sum().sqrt()  # 0, with an infinite slope
 
     original = CrossEntropy.__call__
     monkeypatch.setattr(CrossEntropy, "__call__", steep)
-    assert cli.main(arguments(data, tmp_path / "run")) == 1
+    assert cli.main(arguments(data, tmp_path / "run", train__precision=precision)) == 1
     assert "step 0: the gradient is not finite" in capsys.readouterr().err
     assert not numbered(tmp_path / "run" / "checkpoints")
 
@@ -481,6 +516,22 @@ def test_the_other_switches_run(data: Path, tmp_path: Path) -> None:
     }
     assert cli.main(arguments(data, tmp_path / "run", **settings)) == 0
     assert all(tensor.dtype != torch.bfloat16 for tensor in weights(tmp_path / "run").values())
+
+
+def test_mixed_precision_leaves_depth_as_it_is(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fabric casts what a network is called with, and a depth of 8 bits has surfaces in steps of a centimetre."""
+    seen: set[tuple[torch.dtype, ...]] = set()
+
+    def watch(self: mb.MalleableConv2d, x: Tensor, geometry: mb.Geometry) -> Tensor:
+        y = original(self, x, geometry)
+        seen.add((geometry.depth.dtype, geometry.focal.dtype, y.dtype))
+        return y
+
+    original = mb.MalleableConv2d.forward
+    monkeypatch.setattr(mb.MalleableConv2d, "forward", watch)
+    settings = {"train__steps": 1, "train__precision": "bf16-mixed", "train__validate_last": "false"}
+    assert cli.main(arguments(data, tmp_path / "run", **settings)) == 0
+    assert seen == {(torch.float32, torch.float32, torch.bfloat16)}
 
 
 def test_the_released_network_is_trained_as_its_authors_do(data: Path, tmp_path: Path) -> None:
@@ -603,6 +654,18 @@ def test_another_optimiser_does_not_go_on_with_a_run(
 ) -> None:
     assert cli.main([*arguments(data, whole, train__ema=0.9, **{setting: value}), "--resume", "auto"]) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("now", "fits"), [(0.0, False), (0.2, True)])
+def test_an_auxiliary_loss_that_begins_or_ends_does_not_go_on_with_a_run(now: float, fits: bool, whole: Path) -> None:
+    """The optimiser has its classifier or not; another weight of it is another recipe only."""
+    before, after = (
+        Config(ModelConfig(merge="released"), train=TrainConfig(auxiliary=weight)) for weight in (0.4, now)
+    )
+    checkpoint = replace(read_checkpoint(whole), config=before)
+    assert not_going_on(checkpoint, after, checkpoint.classes) == (
+        [] if fits else ["train.auxiliary was 0.4 and is 0.0"]
+    )
 
 
 def test_a_file_of_settings_is_not_settings(tmp_path: Path) -> None:

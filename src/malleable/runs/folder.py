@@ -27,7 +27,7 @@ from malleable.runs.checkpoint import (
 )
 from malleable.runs.config import Config
 from malleable.runs.log import METRICS, Log, Row, read_log, validations
-from malleable.runs.scores import SCORES, Scores
+from malleable.runs.scores import RESULTS, SCORES, Scores
 from malleable.runs.settings import read_settings
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class RunFolder:
     @_on_first
     def started(self, resume: bool) -> bool:
         """Tell whether there are checkpoints to go on from; a run that is there without ``resume`` is an error."""
-        found = [name for name in (SETTINGS, METRICS, FOLDER) if (self.path / name).exists()]
+        found = [name for name in (SETTINGS, METRICS, FOLDER, RESULTS) if (self.path / name).exists()]
         if found and not resume:
             raise ValueError(
                 f"{self.path} already holds a run ({', '.join(found)}); add --resume auto (resume=True in Python) to "
@@ -106,6 +106,10 @@ class RunFolder:
             warnings.warn(f"{', '.join(partial)}: the run was stopped while writing; removed", stacklevel=2)
         checkpoints = all_checkpoints(self.path / FOLDER)
         if resume and not checkpoints:
+            if RESULTS in found or validations(read_log(self.path)):  # a checkpoint was there before either
+                raise ValueError(
+                    f"{self.path} holds the scores of a run, but none of its checkpoints to go on from; use another out"
+                )
             print(f"{self.path} holds no checkpoint yet; starting at step 0", file=sys.stderr)
         return bool(checkpoints)
 
@@ -174,16 +178,19 @@ class RunFolder:
             self._log.image(step, name, image)
         best = all(miou < scores.miou for miou in validations(read_log(self.path)).values())
         iou = {name: value for name, value in scores.iou.items() if value is not None}
-        self._log.write(Row(step, scores={name: getattr(scores, name) for name in SCORES}, iou=iou))
-        if best:
+        if best:  # before the row, without which the validation is made again
             mark_best(numbered(self.path / FOLDER, step)[0])
+        self._log.write(Row(step, scores={name: getattr(scores, name) for name in SCORES}, iou=iou))
 
 
 def _foreign(checkpoint: Checkpoint, config: Config, classes: tuple[str, ...]) -> list[str]:
     """List what keeps a run of ``config`` from going on from ``checkpoint``: another network, data or optimiser."""
     kept = ["model.", "data.", "train.optimizer "]
-    if 1 in (checkpoint.config.train.head_lr, config.train.head_lr):  # the optimiser has groups of the head if not
+    before, now = checkpoint.config.train, config.train
+    if 1 in (before.head_lr, now.head_lr):  # the optimiser has groups of the head if not
         kept.append("train.head_lr ")
+    if 0 in (before.auxiliary, now.auxiliary):  # the optimiser has the auxiliary classifier if not
+        kept.append("train.auxiliary ")
     changed = [text for text in differences(checkpoint.config, config) if text.startswith(tuple(kept))]
     if checkpoint.classes != classes:
         changed.append(f"the classes were {len(checkpoint.classes)} and are {len(classes)} others now")

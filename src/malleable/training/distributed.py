@@ -15,7 +15,8 @@ import torch
 from lightning_fabric import Fabric
 from lightning_fabric.accelerators.cuda import CUDAAccelerator
 from lightning_fabric.accelerators.mps import MPSAccelerator
-from torch import Tensor
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from torch import Tensor, nn
 
 _GPUS = {"cuda": CUDAAccelerator, "mps": MPSAccelerator}
 
@@ -26,6 +27,8 @@ def launch(accelerator: str, devices: int | Literal["auto"], nodes: int, precisi
     if accelerator not in ("auto", "cpu", *gpus, *(["gpu"] if gpus else [])):
         here = " and ".join(["cpu", *gpus])
         raise ValueError(f"accelerator must be one that is here, {here}, or auto, got {accelerator!r}")
+    if devices != "auto" and devices < 1:
+        raise ValueError(f"devices must be at least 1, or auto, got {devices}")
     environment = os.environ
     if "TORCHELASTIC_RUN_ID" in environment:
         devices = int(environment["LOCAL_WORLD_SIZE"])
@@ -33,7 +36,12 @@ def launch(accelerator: str, devices: int | Literal["auto"], nodes: int, precisi
     elif "SLURM_NTASKS" in environment and environment.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
         nodes = int(environment.get("SLURM_NNODES", 1))
         devices = int(environment["SLURM_NTASKS"]) // nodes
-    fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=nodes, precision=precision)
+    try:
+        fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=nodes, precision=precision)
+    except MisconfigurationException as error:
+        raise ValueError(f"devices={devices} cannot be had: {error}") from error
+    # Fabric would round depth and focal lengths to half precision; autocast converts what may be
+    fabric.strategy.precision.convert_input = lambda data: data  # type: ignore[method-assign]
     fabric.launch()
     return fabric
 
@@ -46,6 +54,13 @@ def total(fabric: Fabric, number: Tensor) -> float:
 def agreed_signal(fabric: Fabric, received: int) -> int:
     """Give all processes a signal that any of them has ``received``; 0 is none."""
     return int(fabric.all_reduce(torch.tensor(received, device=fabric.device), reduce_op="max"))  # type: ignore[arg-type]
+
+
+def share_buffers(fabric: Fabric, net: nn.Module) -> None:
+    """Give all processes the first one's buffers: on a CPU each has the statistics of its own images."""
+    if fabric.world_size > 1:
+        for buffer in net.buffers():
+            torch.distributed.broadcast(buffer, 0)
 
 
 def gathered(fabric: Fabric, names: list[str]) -> list[str]:

@@ -20,7 +20,16 @@ from malleable.progress import Progress
 from malleable.runs.config import Config, TrainConfig, parse_config
 from malleable.runs.folder import RunFolder
 from malleable.runs.log import Row, receptive_fields
-from malleable.training.distributed import Interruption, Stopped, agreed_signal, gathered, launch, seed_step, total
+from malleable.training.distributed import (
+    Interruption,
+    Stopped,
+    agreed_signal,
+    gathered,
+    launch,
+    seed_step,
+    share_buffers,
+    total,
+)
 from malleable.training.loss import Loss, build_loss
 from malleable.training.state import State
 
@@ -141,7 +150,7 @@ def update(state: State, batch: Batch, loss: Loss, folder: RunFolder) -> tuple[f
         state.model, state.stepper, max_norm=recipe.clip or math.inf, error_if_nonfinite=False
     )
     norm = float(clipped) if isinstance(clipped, Tensor) else math.nan
-    if not math.isfinite(value) or (not math.isfinite(norm) and recipe.precision != "16-mixed"):  # its scaler skips
+    if not math.isfinite(value) or (not math.isfinite(norm) and not state.scaled):  # a scaler skips
         raise not_finite(state, value, per_image, batch.ids, folder)
     state.advance()
     return value, norm
@@ -174,6 +183,7 @@ def validate(
 ) -> None:
     """Score the moving average, or the network if there is none. A signal in any process raises Stopped in all."""
     net, data, step = state.net if state.ema is None else state.ema, state.config.data, state.step
+    share_buffers(state.fabric, net)
 
     def leave_on_signal() -> None:
         if stop := agreed_signal(state.fabric, interruption.received):

@@ -62,12 +62,17 @@ class State:
         self.optimizer: torch.optim.Optimizer = (
             torch.optim.SGD(groups, momentum=recipe.momentum)
             if recipe.optimizer == "sgd"
-            else torch.optim.AdamW(groups, fused=recipe.precision != "16-mixed")  # whose scaler needs to clip before
+            else torch.optim.AdamW(groups, fused=not self.scaled)  # a scaler needs to clip before
         )
         self._initial_lr = [group["lr"] for group in groups]
         compiled: Any = torch.compile(self.net) if recipe.compile else self.net
         self.model, self.stepper = fabric.setup(compiled, self.optimizer)
         self.set_mode()
+
+    @property
+    def scaled(self) -> bool:
+        """Tell whether losses are scaled for half precision, and steps whose gradient is not finite skipped."""
+        return getattr(self.fabric.strategy.precision, "scaler", None) is not None
 
     def set_lr(self) -> None:
         """Follow the schedule, by default poly (paper, 4.2). torch's own drift from it: they multiply rate by rate."""
@@ -147,7 +152,8 @@ class State:
             moments = [value for key, value in state.items() if key != "step" and value is not None]
             if any(moment.shape != parameter.shape or not moment.isfinite().all() for moment in moments):
                 raise ValueError("the optimiser's state does not fit the weights or is not finite")
-        self.fabric.strategy.precision.load_state_dict(checkpoint.training["precision"])
+        if scaling := checkpoint.training["precision"]:  # empty if the run had another precision then
+            self.fabric.strategy.precision.load_state_dict(scaling)
         self.step = checkpoint.step
 
 
