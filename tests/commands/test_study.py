@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,9 @@ import pytest
 import malleable.commands.study
 from helpers.runs import make_data, start
 from malleable import cli
+from malleable.commands.study import next_task
+from malleable.reports.plan import read_plan
+from malleable.runs.folder import write_settings
 
 STAND_IN = """
 import json, pathlib, sys, yaml
@@ -320,6 +324,19 @@ def test_a_split_that_is_not_there_is_refused_before_training(
     assert cli.main(["study", str(file)]) == 2
     assert "also must be some of the splits of" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_network_of_one_s_own_is_trusted_when_it_is_tested(tmp_path: Path) -> None:
+    """The study's file is one's own, and training has run the code already."""
+    file = write_tiny(tmp_path, steps=2, stress=True)
+    model = '"model": {"network": "mine:build", "pretrained": false}'
+    file.write_text(re.sub(r'"model": \{[^}]*\}', model, file.read_text()))
+    plan = read_plan(file)
+    (run,) = plan.runs
+    folder = tmp_path / "out" / run.folder
+    write_settings(folder, run.config)
+    (folder / "metrics.jsonl").write_text('{"step": 2, "val/miou": 1.0}\n')
+    assert "--trust" in (next_task(run, folder, plan) or [])
 
 
 def test_what_is_asked_for_later_is_measured_without_training_again(

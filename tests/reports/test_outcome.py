@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,19 @@ def test_a_later_validation_goes_before_older_results(tmp_path: Path, step: int 
     measured = read_run(write_outcome(tmp_path / "x", miou=11.0, validated=40.0, step=step)).scores
     assert measured is not None
     assert measured.miou == miou
+
+
+@pytest.mark.parametrize(
+    ("other", "counts"),
+    [({}, True), ({"split": "test"}, False), ({"scales": [0.5, 1.0]}, False), ({"dataset": "mine"}, False)],
+)
+def test_faults_measured_on_other_data_or_in_another_way_are_not_the_run_s(
+    tmp_path: Path, other: dict[str, Any], counts: bool
+) -> None:
+    folder = write_outcome(tmp_path / "x", miou=30.0, validated=30.0, stress={"no depth": 7.0}, **other)
+    scores = read_training(folder, read_config(folder)).scores
+    assert scores is not None
+    assert scores.stress == ({"no depth": 7.0} if counts else {})
 
 
 def test_results_may_be_left_unread(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from typing_extensions import Self
 from malleable.data.faults import chosen_stresses
 from malleable.data.open import splits_of
 from malleable.files import locked, write_whole
+from malleable.models.foreign import is_own
+from malleable.progress import available_cores
 from malleable.reports.comparison import Comparison, read_results
 from malleable.reports.outcome import Run, read_training
 from malleable.reports.plan import Plan, PlannedRun, part, read_plan, slug
@@ -138,7 +140,8 @@ def next_task(run: PlannedRun, folder: Path, plan: Plan) -> list[str] | None:
     if not tested(trained, plan):
         listed = {"faults": plan.faults, "also": plan.also}
         given = [f"--{name}={json.dumps(names, ensure_ascii=False)}" for name, names in listed.items() if names]
-        return ["evaluate", str(folder), *(["--stress"] if plan.stress else []), *given, "--overwrite"]
+        switches = {"--stress": plan.stress, "--trust": is_own(run.config.model.network)}  # the plan is one's own
+        return ["evaluate", str(folder), *(name for name, on in switches.items() if on), *given, "--overwrite"]
     return None
 
 
@@ -185,7 +188,7 @@ class Workers:
         """Run ``malleable`` with ``arguments`` to its end or to ours. Returns the exit code."""
         several: dict[str, Any] = {}
         if self._jobs > 1:
-            threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self._jobs))}
+            threads = {"OMP_NUM_THREADS": str(max(1, available_cores() // self._jobs))}
             several = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": threads | os.environ}
         process = subprocess.Popen([*self._command, *arguments], text=True, errors="replace", **several)
         self._processes.add(process)

@@ -127,7 +127,7 @@ def read_training(folder: Path, config: Config) -> Run:
         config,
         None
         if last is None
-        else replace(_validated(last.scores, last.iou, config, last.step), **_beyond(folder, last.step)),
+        else replace(_validated(last.scores, last.iou, config, last.step), **_beyond(folder, config, last.step)),
         max((row.step for row in rows), default=0),
         validations(rows),
         {} if last is None else learned.get(last.step, {}),
@@ -143,10 +143,7 @@ def read_run(folder: Path, evaluated: bool = True, trust: bool = False) -> Run:
     if not (folder / SETTINGS).is_file():
         raise FileNotFoundError(f"{folder} holds no run ({SETTINGS} is missing); give a folder that training made")
     config = read_config(folder)
-    try:
-        dataset: SampleDataset | str = open_dataset(config.data.root, config.data.val)
-    except (ValueError, OSError) as error:
-        dataset = str(error)
+    dataset = _open(config)
     run = read_training(folder, config)
     name = Path(config.data.root).name if isinstance(dataset, str) else dataset.name
     scores = None if run.scores is None else replace(run.scores, dataset=name)
@@ -158,12 +155,26 @@ def read_run(folder: Path, evaluated: bool = True, trust: bool = False) -> Run:
     return replace(run, scores=scores, step=step, dataset=dataset, trust=trust)
 
 
-def _beyond(folder: Path, step: int) -> dict[str, Any]:
-    """Read what ``malleable evaluate`` found with faults and on other splits after ``step``, if it was asked."""
+def _open(config: Config) -> SampleDataset | str:
+    """Open the validation split of a run, or say why that cannot be done here."""
+    try:
+        return open_dataset(config.data.root, config.data.val)
+    except (ValueError, OSError) as error:
+        return str(error)
+
+
+def _beyond(folder: Path, config: Config, step: int) -> dict[str, Any]:
+    """Read what ``malleable evaluate`` found with faults and on other splits after ``step``, if it was asked.
+
+    What it found on other data than the run's own validation, or in another way, does not count.
+    """
     if not (folder / RESULTS).is_file():
         return {}
     results = Scores.read(folder / RESULTS)
-    return results.beyond() if results.step == step else {}
+    if (results.step, results.split, results.protocol) != (step, config.data.val, Protocol()):
+        return {}
+    dataset = _open(config)
+    return results.beyond() if isinstance(dataset, str) or dataset.name == results.dataset else {}
 
 
 def _validated(scores: Mapping[str, float], iou: Mapping[str, float], config: Config, step: int) -> Scores:
