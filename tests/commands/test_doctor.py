@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from malleable import cli
 from malleable.commands import doctor
@@ -55,6 +57,32 @@ def test_a_kernel_that_cannot_be_started_is_a_failure(
     shown = capsys.readouterr()
     assert [line for line in shown.out.splitlines() if "triton" in line and "FAILED" in line]
     assert "not run: triton on cpu: forward could not be started: no C compiler" in shown.err
+
+
+def test_gradients_that_are_no_numbers_do_not_agree(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def spoilt(*arguments: Any) -> list[Tensor]:
+        *results, last = run(*arguments)
+        return [*results, last * math.nan if arguments[3] == "plain" and arguments[2] == torch.float32 else last]
+
+    run = doctor._run
+    monkeypatch.setattr(doctor, "_run", spoilt)
+    assert cli.main(["doctor", "--device", "cpu", "--rounds", "1"]) == 1
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if "NO" in line and "plain" in line and "nan" in line]
+
+
+def test_an_engine_that_breaks_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("the kernel crashed")
+
+    monkeypatch.setattr(triton, "can_run", lambda *arguments: None)
+    monkeypatch.setattr(triton, "forward", fail)
+    assert cli.main(["doctor", "--device", "cpu", "--rounds", "1"]) == 1
+    assert [line for line in capsys.readouterr().out.splitlines() if "triton" in line and "FAILED" in line]
 
 
 def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
