@@ -250,6 +250,7 @@ def test_a_report_leaves_out_what_it_may_not_build(own: Path, tmp_path: Path, mo
     [
         ({"network": "smp:Unet", "backbone": "resnet18"}, "model.backbone is set .* stand under model.options"),
         ({"network": "smp:Unet", "stages": (2,)}, "model.stages is set"),
+        ({"network": "smp:Unet", "depth_encoder": "metric"}, "model.depth_encoder is set to metric"),
         ({"where": "all"}, "model.where is set to all, but network=deeplabv3plus does not take it"),
         ({"options": {"a": 1}}, "model.options is set"),
     ],

@@ -188,11 +188,12 @@ def test_every_output_says_how_it_was_measured(
 ) -> None:
     table, matrix = tmp_path / "t.csv", tmp_path / "c.csv"
     options = ["--csv", str(table), "--confusion", str(matrix)]
-    assert evaluate("--scales", "0.5", "1", "--flip", "--window", "24", "24", *options) == 0
-    setting = "multi-scale 0.5, 1 + flip, windows of 24×24"
+    assert evaluate("--scales", "0.5", "1", "--flip", "--window", "24", "24", "--overlap", "0.5", *options) == 0
+    setting = "multi-scale 0.5, 1 + flip, windows of 24×24 that overlap by 0.5"
     assert setting in " ".join(capsys.readouterr().out.split())
     results = json.loads((tmp_path / "r.json").read_text())
     assert (results["scales"], results["flip"], results["window"]) == ([0.5, 1.0], True, [24, 24])
+    assert str(Scores.read(tmp_path / "r.json").protocol) == setting
     lines = list(csv.DictReader(table.open()))
     assert {line["setting"] for line in lines} == {setting}
     assert [line["class"] for line in lines] == [*DATA.classes, "mean", "all pixels"]
@@ -202,6 +203,13 @@ def test_every_output_says_how_it_was_measured(
     assert sum(int(cell) for row in rows[1:] for cell in row[1:]) == sum(
         int((DATA[index].label != 255).sum()) for index in range(3)
     )
+
+
+def test_results_that_cannot_be_read_are_made_again(run: Path, folder: Path) -> None:
+    (run / "results.json").write_text("{}")
+    with pytest.warns(UserWarning, match="results.json is not what malleable evaluate writes"):
+        assert cli.main(["evaluate", str(run), "--dataset", str(folder), "--overwrite"]) == 0
+    assert json.loads((run / "results.json").read_text())["step"] == 7
 
 
 def test_single_scale_is_said_too(evaluate: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,6 +109,7 @@ def test_windows_reach_both_borders_and_overlap_enough(length: int, window: int,
         (Protocol(flip=True), "single scale + flip"),
         (Protocol(scales=(0.75, 1.0), flip=True), "multi-scale 0.75, 1 + flip"),
         (Protocol(window=(480, 640)), "single scale, windows of 480×640"),
+        (Protocol(window=(480, 640), overlap=0.5), "single scale, windows of 480×640 that overlap by 0.5"),
     ],
 )
 def test_a_protocol_names_itself(protocol: Protocol, text: str) -> None:

@@ -200,8 +200,8 @@ def export(
     """Write a network for other programs, and compare it with PyTorch at two other sizes before it gets its name.
 
     It takes image (N, 3, H, W) uint8 RGB, depth (N, 1, H, W) float32 metres with 0 for invalid, and focal (N,) float32
-    in pixels, for any N, H and W; it normalises the image itself. It returns logits (N, classes, H, W) float32. An ONNX
-    file's metadata has the names and colours of the classes, the normalisation and the unit of depth.
+    in pixels, for any N, and H and W from 33 on; it normalises the image itself. It returns logits (N, classes, H, W)
+    float32. An ONNX file's metadata has the names and colours of the classes, the normalisation and the unit of depth.
 
     Args:
         checkpoint: a checkpoint, a run's folder, a folder with model.safetensors and config.json, or hf://owner/name.

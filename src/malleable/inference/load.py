@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,7 +141,7 @@ def _from_checkpoint(path: Path, trust: bool) -> Trained:
     net.load_state_dict(checkpoint.ema if checkpoint.ema is not None else checkpoint.model)
     folder = (path.parent if path.is_file() else path).absolute()
     run = folder.parent if folder.resolve().name == FOLDER else folder if (folder / FOLDER).is_dir() else None
-    scores = Scores.read(run / RESULTS) if run is not None and (run / RESULTS).is_file() else None
+    scores = None if run is None else _scores(run / RESULTS)
     return Trained(
         net=net,
         classes=checkpoint.classes,
@@ -151,6 +152,17 @@ def _from_checkpoint(path: Path, trust: bool) -> Trained:
         run=run,
         scores=scores if scores is not None and scores.step == checkpoint.step else None,
     )
+
+
+def _scores(path: Path) -> Scores | None:
+    """Read the scores of a run; without any, or any that can be read, its network is as good."""
+    if not path.is_file():
+        return None
+    try:
+        return Scores.read(path)
+    except ValueError as error:
+        warnings.warn(str(error), stacklevel=2)
+        return None
 
 
 def _from_shared(folder: Path, trust: bool) -> Trained:

@@ -48,7 +48,7 @@ class Checkpoint:
     """Holds a run at one step.
 
     model, ema: state dicts of the network and of the moving average of its weights; ema is None if there is none.
-    training: state of optimiser, schedule, precision and random numbers, for resuming.
+    training: state of optimiser and precision, for resuming.
     step: updates made so far.
     classes, palette, dataset: of the training data; palette has one (red, green, blue) per class.
     versions: of the packages that wrote it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
@@ -19,7 +20,7 @@ class ModelConfig:
     Args:
         backbone: a timm model.
         conv: what replaces the convolutions that see depth; null is the RGB baseline.
-        kernels: K; depth_aware has one whatever is said here.
+        kernels: K; depth_aware has 1, said or not.
         stages: which of res2 … res5.
         output_stride: 8, 16 or 32.
         merge: the multi-stage merging block of the NYUDv2 network, or released, the network of the authors' code.
@@ -37,7 +38,7 @@ class ModelConfig:
         invalid: what a pixel without depth counts as.
         network: deeplabv3plus, smp:Unet, torchvision:deeplabv3_resnet50, timm:NAME, transformers:CLASS, or
             package.module:factory. All but the first take options and where instead of backbone, stages, output_stride,
-            merge, width, skip and channels.
+            merge, depth_encoder, width, skip and channels.
         options: arguments of the network by name, for example encoder_name of smp:Unet.
         where: which convolutions see depth: first-of-stage, all, or names and globs of modules.
     """
@@ -83,7 +84,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         defaults = {item.name: item.default for item in fields(self)} | {"options": {}}
-        own = {"backbone", "stages", "output_stride", "merge", "width", "skip", "channels"}
+        own = {"backbone", "stages", "output_stride", "merge", "depth_encoder", "width", "skip", "channels"}
         for name in {"options", "where"} if self.network == DEEPLAB else own:
             if getattr(self, name) != defaults[name]:
                 raise ValueError(
@@ -259,7 +260,7 @@ _SECTIONS: dict[str, type[Any]] = {"model": ModelConfig, "data": DataConfig, "tr
 
 def parse_config(values: Mapping[str, Any]) -> Config:
     """Make settings of sections by name, checked as the command line does; what is left out has its default."""
-    return Config.from_dict(checked(Config, json.loads(json.dumps(values))))
+    return Config.from_dict(checked(Config, json.loads(json.dumps(values, default=os.fspath))))
 
 
 def build_network(

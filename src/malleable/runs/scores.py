@@ -54,7 +54,10 @@ class Protocol:
         if len(self.scales) == 1 and self.scales != (1.0,):
             kind += f" {factors}"
         text = kind + (" + flip" if self.flip else "")
-        return text if self.window is None else f"{text}, windows of {self.window[0]}×{self.window[1]}"
+        if self.window is None:
+            return text
+        overlap = "" if self.overlap == Protocol.overlap else f" that overlap by {self.overlap:.3g}"
+        return f"{text}, windows of {self.window[0]}×{self.window[1]}{overlap}"
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class Scores:
         return f"{self.dataset} {self.split}{remark}, {self.protocol}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Give what ``results.json`` holds. ``window`` is there only if there was one."""
+        """Give what ``results.json`` holds. ``window`` and ``overlap`` are there only if there was one."""
         protocol = self.protocol
         return {
             **{name: getattr(self, name) for name in SCORES},
@@ -100,7 +103,7 @@ class Scores:
             "scales": list(protocol.scales),
             "flip": protocol.flip,
             "step": self.step,
-            **({} if protocol.window is None else {"window": list(protocol.window)}),
+            **({} if protocol.window is None else {"window": list(protocol.window), "overlap": protocol.overlap}),
             **self.beyond(),
         }
 
@@ -120,7 +123,8 @@ class Scores:
             miou, pixels, classes = (float(values[name]) for name in SCORES)
             iou = {str(name): None if value is None else float(value) for name, value in values["iou"].items()}
             window = values.get("window")
-            protocol = Protocol(tuple(values["scales"]), values["flip"], None if window is None else tuple(window))
+            windows = () if window is None else (tuple(window), values.get("overlap", Protocol.overlap))
+            protocol = Protocol(tuple(values["scales"]), values["flip"], *windows)
             step = None if values["step"] is None else int(values["step"])
             beyond: dict[str, Any] = {
                 name: {str(key): float(value) for key, value in values.get(name, {}).items()} for name in BEYOND
