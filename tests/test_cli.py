@@ -41,6 +41,15 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert error.count("\n") == 1
 
 
+def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("malleable.commands.check.splits_of", stop)
+    assert cli.main(["check", "rooms"]) == 130
+    assert capsys.readouterr().err == "malleable check: stopped\n"
+
+
 def test_warnings_are_one_line_without_source() -> None:
     before = warnings.formatwarning
     with cli.one_line_warnings():

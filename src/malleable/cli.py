@@ -33,6 +33,7 @@ COMMANDS: dict[str, str] = {
 """Verb → what it does in one line. ``commands/<verb>.py`` has its function, which returns nothing or an exit code."""
 
 _UNREAD = 128 + 13  # the shell's for a program that SIGPIPE ended
+_STOPPED = 128 + 2  # and SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,6 +73,9 @@ def _main(arguments: list[str]) -> int:
         return 2
     except BrokenPipeError:
         raise
+    except KeyboardInterrupt:
+        print(f"malleable {verb}: stopped", file=sys.stderr)
+        return _STOPPED
     except (ValueError, OSError, RuntimeError) as error:
         print(f"malleable {verb}: {error}", file=sys.stderr)
         return 1

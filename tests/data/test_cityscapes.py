@@ -9,7 +9,7 @@ import torch
 
 from helpers.files import SIZE, save
 from malleable.cli import main
-from malleable.data import Cityscapes
+from malleable.data import Cityscapes, splits_of
 
 RIGS = {
     "ulm_000000_000019": {"fx": 2262.52, "fy": 2265.3, "u0": 1096.98, "v0": 513.137, "baseline": 0.209313},
@@ -111,3 +111,9 @@ def test_wrong_split_or_root(tree, tmp_path):
         Cityscapes(tree, "dev")
     with pytest.raises(FileNotFoundError, match="leftImg8bit"):
         Cityscapes(tmp_path / "nowhere", "train")
+
+
+def test_a_tree_that_is_one_folder_too_deep_is_not_taken_for_an_empty_one(tmp_path):
+    (tmp_path / "leftImg8bit/leftImg8bit/val").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match="leftImg8bit has no folder train, val, test"):
+        splits_of(tmp_path)

@@ -198,6 +198,11 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
         foreign("smp:Unet", 3)
 
 
+def test_an_option_that_a_factory_does_not_take_is_named(factory: str) -> None:
+    with pytest.raises(ValueError, match=r"model.network=\w+:\w+: .*'widht'; model.options go to it by name"):
+        foreign(factory, 3, options={"widht": 6}, trust=True)
+
+
 def test_a_factory_that_is_not_there_is_named(factory: str) -> None:
     with pytest.raises(Unavailable, match="there is no module 'nowhere_at_all'"):
         foreign("nowhere_at_all:build", 3, trust=True)

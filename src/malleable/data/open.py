@@ -43,7 +43,10 @@ def splits_of(source: str | Path) -> list[str]:
     if _world(source):
         return list(_SYNTHETIC)
     if _is_cityscapes(root):
-        return [split for split in SPLITS if (root / "leftImg8bit" / split).is_dir()]
+        found = [split for split in SPLITS if (root / "leftImg8bit" / split).is_dir()]
+        if not found:
+            raise FileNotFoundError(f"{root / 'leftImg8bit'} has no folder {', '.join(SPLITS)}; is it one too deep?")
+        return found
     names = split_names(root)
     if not names and not (root / "dataset.json").is_file():
         raise FileNotFoundError(f"{root} has no dataset.json, so it is no data set; name the folder that has one")

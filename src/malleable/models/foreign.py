@@ -129,7 +129,9 @@ def foreign(
             "say --trust (trust=True in Python)"
         )
     else:
-        model = _factory(library, name)(num_classes=num_classes, **options)
+        factory, given = _factory(library, name), {"num_classes": num_classes, **options}
+        _check_arguments(factory, given, network)
+        model = factory(**given)
         if not isinstance(model, nn.Module):
             raise ValueError(f"model.network={network} must return a torch.nn.Module, got a {type(model).__name__}")
     if isinstance(pretrained, str) and library != "transformers":
@@ -290,6 +292,14 @@ def _imported(library: str) -> Any:
         return import_module(package)
     except ImportError as error:
         raise Unavailable(f"{library}: networks need {package}: pip install {package.replace('_', '-')}") from error
+
+
+def _check_arguments(factory: Callable[..., Any], given: Mapping[str, Any], network: str) -> None:
+    """Raise if a factory does not take what it would be ``given``; what goes wrong inside it is its own matter."""
+    try:
+        signature(factory).bind(**given)
+    except TypeError as error:
+        raise ValueError(f"model.network={network}: {error}; model.options go to it by name") from error
 
 
 def _factory(module: str, name: str) -> Any:

@@ -32,9 +32,9 @@ class SyntheticScenes(SampleDataset):
     ``zoom`` multiplies the focal length.
 
     All classes draw their colours from one distribution, but for road, sky, glass and tyres of streets, so colour alone
-    does not give the class. Sample ``index`` depends on ``world``, ``size`` (height, width), ``seed`` and ``index`` only: take another seed for a test set.
-    ``keep`` keeps what was rendered, for all processes, in a file of the cache folder (``$MALLEABLE_CACHE``, else
-    malleable/ in the user's): 150 MB for 1,000 samples of 120 × 160.
+    does not give the class. Sample ``index`` depends on ``world``, ``size`` (height, width), ``seed`` and ``index``
+    only: take another seed for a test set. ``keep`` keeps what was rendered, for all processes, in a file of the cache
+    folder (``$MALLEABLE_CACHE``, else malleable/ in the user's): 150 MB for 1,000 samples of 120 × 160.
 
     Example:
         >>> import malleable as mb
