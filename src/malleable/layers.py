@@ -99,7 +99,8 @@ class DepthConv2d(nn.Module):
             return self.window.padded(padding), (height, width)
         if self.padded_at is None:
             return self.window, (height, width)
-        rows, columns = (min(s, -(-n // self.padded_at)) for s, n in zip(size, geometry.depth.shape[-2:], strict=True))
+        rate, image = self.padded_at, geometry.depth.shape[-2:]
+        rows, columns = (min(s, (n + rate - 1) // rate) for s, n in zip(size, image, strict=True))
         left, right, top, bottom = self.window.padding
         x, y = width - columns, height - rows
         padding = (left + x // 2, right + x - x // 2, top + y // 2, bottom + y - y // 2)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from timm.layers import ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
+from timm.layers import Conv2dSame, ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
@@ -161,6 +161,45 @@ class TestRuntimes:
         (actual,) = session.run(None, given)
         with torch.no_grad():
             assert relative_error(torch.from_numpy(actual), net(rgb, depth=depth, focal=focal)) < 1e-4
+
+
+class PaddedBefore(nn.Sequential):
+    """Pads as transformers' MobileNets do: outside of the convolution, more at the end, by the size of the map."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv in self:
+            height, width = (max(0, (n + 1) // 2 * 2 + 1 - n) for n in x.shape[-2:])
+            x = conv(nn.functional.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2)))
+        return x
+
+
+@pytest.mark.parametrize("kind", [Conv2dSame, nn.Conv2d])
+def test_onnx_at_odd_sizes(kind: type[nn.Conv2d], tmp_path: Path) -> None:
+    """ONNX divides whole numbers towards 0, so a ceiling that is written as −(−n // s) is a floor there."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    parts = nn.Sequential if kind is Conv2dSame else PaddedBefore
+    net = mb.convert(parts(kind(3, 4, 3, 2), kind(4, 6, 3, 2)), where="all").eval()
+    focal, (rows, columns) = torch.tensor([60.0]), (torch.export.Dim(name, min=16, max=4096) for name in "hw")
+    size = {2: rows, 3: columns}
+    program = torch.onnx.export(
+        net,
+        (torch.rand(1, 3, 32, 48),),
+        kwargs={"depth": 1 + torch.rand(1, 1, 32, 48), "focal": focal},
+        dynamic_shapes={"args": (size,), "depth": size, "focal": None},
+        dynamo=True,
+        verbose=False,
+    )
+    program.save(tmp_path / "net.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
+    for height, width in ((33, 51), (34, 54), (35, 49)):
+        rgb, depth = torch.rand(1, 3, height, width), 1 + torch.rand(1, 1, height, width)
+        given = {entry.name: t.numpy() for entry, t in zip(session.get_inputs(), (rgb, depth, focal), strict=True)}
+        (actual,) = session.run(None, given)
+        with torch.no_grad():
+            torch.testing.assert_close(
+                torch.from_numpy(actual), net(rgb, depth=depth, focal=focal), rtol=1e-4, atol=1e-5
+            )
 
 
 def test_weights_that_are_not_there_yet() -> None:

@@ -95,6 +95,17 @@ def test_gradients_and_theirs_against_float64(raw: float) -> None:
         assert (a.double() - e).abs().max() <= 2e-3 * e.abs().max(), name
 
 
+def test_the_bias_alone_can_be_trained_with_gradients_of_gradients() -> None:
+    layer = layer_of().requires_grad_(False)
+    assert layer.bias is not None
+    layer.bias.requires_grad_()
+    y = layer(torch.randn(2, 6, 9, 10), mb.Geometry(DEPTH, 60.0))
+    (first,) = torch.autograd.grad(y.square().sum(), [layer.bias], create_graph=True)
+    torch.testing.assert_close(first, 2 * y.sum((0, 2, 3)))
+    (second,) = torch.autograd.grad(first.sum(), [layer.bias])
+    assert (second == 2 * y[:, 0].numel()).all()
+
+
 def test_a_frozen_layer_gives_the_gradient_of_its_input_alone() -> None:
     layer = layer_of().requires_grad_(False)
     x = torch.randn(2, 6, 9, 10, requires_grad=True)

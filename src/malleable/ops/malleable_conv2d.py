@@ -157,6 +157,8 @@ def _gradients_of_two_steps(
 ) -> list[Tensor | None]:
     """Compute gradients that can be differentiated again, or many at a time, from the two steps, of which both can."""
     again = torch.is_grad_enabled()
+    if not any(t.requires_grad for t in inputs):  # the bias alone is trained
+        return [None] * len(inputs)
     with torch.enable_grad(), without_autocast("cpu"):
         inputs = [t.view_as(t) for t in inputs]
         x, weight, d, centers, raw, rebalance, gain = inputs

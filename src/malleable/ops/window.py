@@ -87,7 +87,7 @@ def same_padding(
 ) -> tuple[int, int, int, int]:
     """Give left, right, top and bottom padding after which a map of ``size`` gives one of ceil(size / stride)."""
     height, width = (
-        max((-(-n // s) - 1) * s + d * (k - 1) + 1 - n, 0)
+        max(((n + s - 1) // s - 1) * s + d * (k - 1) + 1 - n, 0)  # ONNX rounds −n // s the other way
         for n, k, s, d in zip(size, kernel_size, stride, dilation, strict=True)
     )
     return width // 2, width - width // 2, height // 2, height - height // 2

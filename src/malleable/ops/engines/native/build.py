@@ -129,7 +129,7 @@ def _version(compiler: list[str]) -> bytes:
 
 def _fingerprint(compiler: list[str]) -> str:
     """Return a name that changes with the source, the flags, the compiler and the processor it builds for."""
-    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    digest = hashlib.sha256(" ".join([*compiler, *FLAGS]).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.read_bytes())
     digest.update(_version(compiler))
