@@ -112,6 +112,17 @@ def test_layers_of_a_network_are_described_as_they_are(conv: str) -> None:
         assert described.scales == tuple(layer.scales.tolist())
 
 
+def test_a_network_that_fills_depth_is_shown_with_filled_depth() -> None:
+    layer = MalleableConv2d(1, 1, 3, padding=1)
+    described = Layer.of(Seeing("conv1", "res2", 1, layer, fill_depth=True))
+    (y, x) = (SAMPLE.depth.as_subclass(Tensor)[0] == 0).nonzero()[0].tolist()
+    seen = look(described, SAMPLE, (x, y))
+    geometry = Geometry(SAMPLE.depth.as_subclass(Tensor)[None], SAMPLE.camera.focal).filled()
+    assert seen.known[seen.inside].all()
+    assert seen.depth[4] == geometry.depth[0, 0, y, x]
+    assert look(replace(described, fill_depth=False), SAMPLE, (x, y)).depth[4] == 0
+
+
 @pytest.mark.parametrize(
     ("layer", "words"),
     [

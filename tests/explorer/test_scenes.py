@@ -40,9 +40,9 @@ def test_an_image_alone_has_no_depth(image: str) -> None:
     assert not handed_in(image, None, "mm", None).depth.any()
 
 
-def test_npy_is_in_the_unit_that_is_said(image: str, tmp_path: Path) -> None:
+def test_npy_is_in_metres_whatever_unit_counts_have(image: str, tmp_path: Path) -> None:
     np.save(tmp_path / "far.npy", np.full((12, 16), 2.5, np.float32))
-    assert handed_in(image, str(tmp_path / "far.npy"), "m", 20.0).depth.unique().item() == 2.5
+    assert handed_in(image, str(tmp_path / "far.npy"), "mm", 20.0).depth.unique().item() == 2.5
 
 
 def write(path: Path, content: bytes) -> Path:
@@ -55,6 +55,8 @@ def test_what_is_wrong_is_said_in_a_sentence_without_folders(image: str, tmp_pat
     save(np.zeros((12, 16), np.uint8), grey)
     save(np.full((6, 8), 1500, np.uint16), deep)
     np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
+    vast = io.BytesIO()
+    np.lib.format.write_array_header_1_0(vast, {"descr": "<f4", "fortran_order": False, "shape": (1 << 22, 1 << 22)})
     huge = Image.new("1", (5000, 4000))
     huge.save(tmp_path / "huge.png")
     cases = [
@@ -66,6 +68,7 @@ def test_what_is_wrong_is_said_in_a_sentence_without_folders(image: str, tmp_pat
         (image, deep, 20.0, "deep.png is 6×8"),
         (image, tmp_path / "objects.npy", 20.0, "objects.npy cannot be read as an array of numbers"),
         (image, tmp_path / "photo.jpg", 20.0, "photo.jpg is no file for depth"),
+        (image, write(tmp_path / "vast.npy", vast.getvalue()), 20.0, "vast.npy cannot be read as an array"),
         (image, write(tmp_path / "cut.npy", b"\x93NUMPY"), 20.0, "cut.npy cannot be read"),
         (image, tmp_path / "fine.png", None, "give its focal length"),
         (image, tmp_path / "fine.png", -3.0, "focal length"),

@@ -66,7 +66,7 @@ def read_metres(path: Path) -> Tensor:
     require_file(path)
     try:
         array: Array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, MemoryError) as error:  # a damaged head may claim any size
         raise ValueError(f"{path} cannot be read as an array of numbers ({error}); save it again") from error
     if not np.issubdtype(array.dtype, np.floating):
         raise ValueError(

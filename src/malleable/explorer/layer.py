@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from malleable.assign import Invalid, handle_invalid
 from malleable.data.sample import Sample
-from malleable.figures.inspection import Seeing
+from malleable.figures.inspection import Seeing, geometry_of
 from malleable.figures.style import Array, Kernel, kernels
 from malleable.geometry import Geometry, grid_unit
 from malleable.layers import Conv25d, DepthAwareConv2d, DepthConv2d, MalleableConv2d
@@ -26,7 +25,7 @@ class Layer:
 
     ``centers`` (K + 2,), ``temperature`` and ``scales`` (K,) are those of malleable convolution, ``alpha`` that of the
     depth-aware one, which has one kernel. ``taps`` are those of one side of the window. ``invalid`` says what a tap
-    without depth counts as.
+    without depth counts as, ``fill_depth`` that its depth is interpolated first.
     """
 
     conv: str = "malleable"
@@ -39,6 +38,7 @@ class Layer:
     scales: tuple[float, ...] = ()
     alpha: float = 8.3
     invalid: Invalid = "same"
+    fill_depth: bool = False
 
     @classmethod
     def of(cls, seeing: Seeing) -> Layer:
@@ -49,7 +49,7 @@ class Layer:
         if layer.kernels > MOST_KERNELS:
             raise ValueError(f"{seeing.title} has {layer.kernels} kernels; at most {MOST_KERNELS} can be shown")
         window = (layer.kernels, layer.kernel_size[0], layer.dilation[0], seeing.rate)
-        known = cls("conv25d", *window, invalid=layer.invalid)
+        known = cls("conv25d", *window, invalid=layer.invalid, fill_depth=seeing.fill_depth)
         if isinstance(layer, DepthAwareConv2d):
             return replace(known, conv="depth_aware", alpha=layer.alpha)
         if isinstance(layer, MalleableConv2d):
@@ -115,7 +115,7 @@ def look(layer: Layer, sample: Sample, pixel: tuple[int, int]) -> Seen:
     columns, rows = (part.ravel() for part in np.meshgrid(x + offsets, y + offsets))
     inside = (columns >= 0) & (columns < width) & (rows >= 0) & (rows < height)
     depth = torch.zeros(layer.taps**2)
-    metres = sample.depth.as_subclass(Tensor)[0]
+    metres = geometry_of(sample, layer.fill_depth).depth[0, 0]
     depth[torch.from_numpy(inside)] = metres[torch.from_numpy(rows[inside]), torch.from_numpy(columns[inside])]
     # The window as a map of its own: one step there is so many pixels here, so its focal length is as much smaller.
     size = (layer.taps, layer.taps)

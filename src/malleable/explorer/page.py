@@ -52,6 +52,7 @@ class Controls:
     temperature: gr.Slider
     alpha: gr.Slider
     invalid: gr.Radio
+    fill_depth: gr.Checkbox
     scales: gr.State
     centers: list[gr.Slider]
 
@@ -76,22 +77,24 @@ class Controls:
                 dilation = slider("dilation", "dilation")
                 rate = slider("rate", "rate of its map")
             invalid = gr.Radio(["same", "uniform", "ignore"], value="same", label="without depth a neighbour counts as")
-        return cls(start, conv, kernels, taps, dilation, rate, temperature, alpha, invalid, scales, centers)
+            fill_depth = gr.Checkbox(label="unknown depth is filled before")
+        return cls(start, conv, kernels, taps, dilation, rate, temperature, alpha, invalid, fill_depth, scales, centers)
 
     @property
     def all(self) -> list[Any]:
         """List them, but for what they may start from."""
         return [
             self.conv, self.kernels, self.taps, self.dilation, self.rate, self.temperature, self.alpha, self.invalid,
-            self.scales, *self.centers,
+            self.fill_depth, self.scales, *self.centers,
         ]  # fmt: skip
 
 
 def layer_of(values: Sequence[Any]) -> Layer:
     """Make a layer of the values of ``Controls.all``."""
-    conv, kernels, taps, dilation, rate, temperature, alpha, invalid, scales, *centers = values
+    conv, kernels, taps, dilation, rate, temperature, alpha, invalid, fill_depth, scales, *centers = values
     kernels = 1 if conv == "depth_aware" else int(kernels)
-    layer = Layer(conv, kernels, int(taps), int(dilation), int(rate), alpha=alpha, invalid=invalid)
+    window = (int(taps), int(dilation), int(rate))
+    layer = Layer(conv, kernels, *window, alpha=alpha, invalid=invalid, fill_depth=fill_depth)
     if conv != "malleable":
         return layer
     return replace(layer, temperature=temperature, scales=tuple(scales), centers=tuple(centers[: kernels + 2]))
@@ -110,6 +113,7 @@ def controls_of(layer: Layer) -> list[Any]:
         _slider("temperature", layer.temperature, visible=malleable),
         _slider("alpha", layer.alpha, visible=aware),
         layer.invalid,
+        layer.fill_depth,
         layer.scales,
         *centers,
         *[gr.Slider(visible=False)] * (MOST_KERNELS + 2 - len(centers)),
@@ -203,7 +207,7 @@ def build(explorer: Explorer) -> gr.Blocks:
                         label="depth file", file_types=list(DEPTH_SUFFIXES), height=120, elem_id="depth-file"
                     )
                     with gr.Row():
-                        unit = gr.Dropdown(list(DEPTH_UNITS), value="mm", label="one count is", min_width=120)
+                        unit = gr.Dropdown(list(DEPTH_UNITS), value="mm", label="one count of a PNG is", min_width=120)
                         length = gr.Number(None, label="focal length, pixels", min_width=120, minimum=0)
                     show = gr.Button("Show it")
                     wrong = gr.HTML(elem_id="wrong")
@@ -248,7 +252,7 @@ def build(explorer: Explorer) -> gr.Blocks:
         show.click(handed, [image, depth, unit, length, *controls.all], [wrong, *outputs]).then(**labelled)
         views.select(clicked, [scene, *controls.all], [scene, views], **_FAST)
         changed = [scene, *controls.all]
-        for setting in (*controls.all[2:8], *controls.centers):
+        for setting in (*controls.all[2:9], *controls.centers):
             setting.input(looked, changed, views, **_FAST)
         for grouping in (controls.conv, controls.kernels):
             grouping.input(regrouped, changed, [*controls.all, views], **_FAST)

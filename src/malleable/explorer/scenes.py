@@ -37,10 +37,15 @@ def items_of(dataset: SampleDataset) -> list[Item]:
 
 
 def handed_in(image: str | None, depth: str | None, unit: str, focal: float | None) -> Sample:
-    """Read an image and its depth from files of a stranger, and say in a sentence what is wrong with them."""
+    """Read an image and its depth from files of a stranger, and say in a sentence what is wrong with them.
+
+    ``unit`` is that of counts; a ``.npy`` is in metres.
+    """
     if image is None:
         raise ValueError("hand in an image first: PNG or JPEG")
-    picture, flags = Path(image), Flags(None if depth is None else Path(depth), unit, focal=focal or None)
+    measured = None if depth is None else Path(depth)
+    counted = measured is not None and measured.suffix.lower() != ".npy"
+    picture, flags = Path(image), Flags(measured, unit if counted else None, focal=focal or None)
     try:
         _check(picture, IMAGE_SUFFIXES, "an image")
         if flags.depth is not None:

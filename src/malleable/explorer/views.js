@@ -30,7 +30,7 @@ const pie = (parent, x, y, radius, shares, kernels, title) => {
 
 const told = (tap, kernels) => {
   if (tap.depth === null) return "unknown depth" + ", " + shares(tap, kernels);
-  return `${tap.depth.toFixed(2)} m, d = ${signed(tap.d)}: ${shares(tap, kernels)}`;
+  return `${tap.depth.toFixed(2)} m${tap.d === null ? "" : `, d = ${signed(tap.d)}`}: ${shares(tap, kernels)}`;
 };
 const shares = (tap, kernels) => kernels.map((kernel, k) => `${kernel.label} ${percent(tap.g[k])}`).join(", ");
 

@@ -136,7 +136,7 @@ def kernel_shares(layers: Sequence[Seeing], samples: Iterable[Sample]) -> list[t
     """
     sums = [torch.zeros(seeing.layer.kernels, dtype=torch.float64) for seeing in layers]
     for sample in samples:
-        geometry = _geometry(sample, any(seeing.fill_depth for seeing in layers))
+        geometry = geometry_of(sample, any(seeing.fill_depth for seeing in layers))
         for total, seeing in zip(sums, layers, strict=True):
             _, g, inside, _ = _assignment(seeing, geometry)
             total += (g * inside).sum((0, 2, 3, 4), dtype=torch.float64)
@@ -183,7 +183,7 @@ def neighbours(seeing: Seeing, sample: Sample, pixel: tuple[int, int] | None = N
     By default where neighbours differ most in which kernel takes them, of the pixels whose whole window lies on the map
     and has depth; if there is none, of those whose window lies on the map.
     """
-    window, *parts = _assignment(seeing, _geometry(sample, seeing.fill_depth))
+    window, *parts = _assignment(seeing, geometry_of(sample, seeing.fill_depth))
     g, inside, known = (part[0] for part in parts)  # (K, taps, Hout, Wout), (1, …)
     height, width = g.shape[-2:]
     left, _, top, _ = window.padding
@@ -212,7 +212,8 @@ def neighbours(seeing: Seeing, sample: Sample, pixel: tuple[int, int] | None = N
     )
 
 
-def _geometry(sample: Sample, fill: bool) -> Geometry:
+def geometry_of(sample: Sample, fill: bool) -> Geometry:
+    """Give a network what it sees of the depth of ``sample``, with holes filled if it fills them."""
     geometry = Geometry(sample.depth.as_subclass(Tensor)[None], sample.camera.focal)
     return geometry.filled() if fill else geometry
 
