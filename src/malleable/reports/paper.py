@@ -72,14 +72,15 @@ def paper_row(config: Config, several_scales: bool = False) -> PaperRow | None:
     The kind of data is told from the name of its folder. Backbone, image size and training may differ: the row's label
     says what the paper had. A row of the same backbone goes before others, then one measured on as many scales.
     """
-    if config.model.network != DEEPLAB:
+    model = config.model
+    if model.network != DEEPLAB or model.depth_input is not None or model.depth_encoder is not None:
         return None
     name = Path(config.data.root).name.lower()
     data = "NYUDv2" if name.startswith("nyu") else "Cityscapes" if name.startswith("cityscapes") else None
-    found = [row for row in ROWS if row.data == data and _method(row.model) == _method(config.model)]
+    found = [row for row in ROWS if row.data == data and _method(row.model) == _method(model)]
     return min(
         found,
-        key=lambda row: (row.model.backbone != config.model.backbone, row.several_scales != several_scales),
+        key=lambda row: (row.model.backbone != model.backbone, row.several_scales != several_scales),
         default=None,
     )
 
