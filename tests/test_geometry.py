@@ -173,3 +173,8 @@ def test_a_focal_length_that_could_not_be_checked_makes_no_nan() -> None:
     assert (d == 0).all()
     assert depth.grad is not None
     assert torch.isfinite(depth.grad).all()
+
+
+def test_depth_of_eight_bits_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="depth is bfloat16"):
+        mb.Geometry(torch.ones(1, 1, 4, 4, dtype=torch.bfloat16), 5.0)

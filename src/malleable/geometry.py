@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from math import inf
 from numbers import Real
@@ -40,6 +41,7 @@ class Geometry:
 
     Args:
         depth: (N, 1, H, W) metres, at the resolution of the image. 0, negative, NaN and inf mark pixels without depth.
+            Leave it in float32: bfloat16 has surfaces in steps of a centimetre.
         focal: pixels of that image, the mean of fx and fy; a number for all samples or a tensor (N,).
 
     Example:
@@ -56,6 +58,12 @@ class Geometry:
         if not depth.is_floating_point():
             raise TypeError(
                 f"depth must be floating-point metres, got {depth.dtype}; malleable.to_metres converts counts"
+            )
+        if depth.dtype == torch.bfloat16:
+            warnings.warn(
+                "depth is bfloat16, which has steps of 1.6 cm at 2 m, more than neighbours differ by; leave depth in "
+                "float32, whatever the network has",
+                stacklevel=2,
             )
         self.depth = depth
         self.focal = _focal_per_sample(focal, depth)  # (N,)

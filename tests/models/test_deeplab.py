@@ -281,6 +281,8 @@ class TestPretrained:
         ({"backbone": "resnet1"}, "backbone must be a timm model.*'resnet1'"),
         ({"backbone": "resnet19"}, r"got 'resnet19', did you mean 'resnet18'\?"),
         ({"backbone": "ResNet-50s"}, r"got 'ResNet-50s', did you mean 'resnet50s'\?"),
+        ({"backbone": None}, "backbone must be a timm model.*got None"),
+        ({"backbone": "swin_tiny_patch4_window7_224", "output_stride": 32}, "maps with channels last"),
         ({"backbone": "densenet121"}, "'densenet121' does not take output_stride=16"),
         ({"backbone": "efficientvit_m0", "output_stride": 32}, "'efficientvit_m0' gives features at"),
         ({"output_stride": 4}, "output_stride must be 8, 16 or 32, got 4"),
@@ -318,6 +320,12 @@ def test_a_second_encoder_adds_its_maps_stage_by_stage() -> None:
     torch.testing.assert_close(seen[0], plain[-1] + added[-1])
     with pytest.raises(ValueError, match="depth is missing"):
         net(rgb)
+
+
+def test_a_second_encoder_has_the_dtype_of_its_network() -> None:
+    net = build(backbone="resnet10t", conv=None, depth_encoder="metric").eval().to(torch.bfloat16)
+    rgb, depth = scene()
+    assert net(rgb.bfloat16(), depth=depth).dtype == torch.bfloat16
 
 
 def test_a_narrow_network() -> None:

@@ -237,3 +237,9 @@ def test_depth_must_be_given() -> None:
     rgb, _ = scene()
     with pytest.raises(ValueError, match="depth is missing"):
         mb.convert(Tiny(), None, depth_input="metric")(rgb)
+
+
+def test_a_network_that_pads_its_image_gets_no_channel() -> None:
+    model = nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(3, 4, 3, 2), nn.Conv2d(4, 4, 3))
+    with pytest.raises(ValueError, match=r"depth_input='metric': the network pads the image before 1, its first"):
+        mb.convert(model, where="all", depth_input="metric")

@@ -89,8 +89,8 @@ def require_backbone(name: str) -> None:
     """Raise if timm has no model of this name, with the nearest that it has."""
     import timm
 
-    if not timm.is_model(name):
-        near = get_close_matches(name.lower(), timm.list_models(), n=1)
+    if not isinstance(name, str) or not timm.is_model(name):
+        near = get_close_matches(str(name).lower(), timm.list_models(), n=1)
         question = f", did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"backbone must be a timm model, see timm.list_models(), got {name!r}{question}")
 
@@ -114,6 +114,8 @@ def _create(name: str, output_stride: int, widths: Sequence[int] | None = None, 
             f"backbone {name!r} does not take {given}; leave it out or use another backbone"
             f"{f' ({error})' if str(error) else ''}"
         ) from error
+    if getattr(network, "output_fmt", None) == "NHWC":
+        raise ValueError(f"backbone {name!r} gives maps with channels last, which no decoder reads; use another one")
     expected = [min(rate, output_stride) for rate in (4, 8, 16, 32)]
     if network.feature_info.reduction()[-4:] != expected:
         raise ValueError(

@@ -235,6 +235,11 @@ def add_depth_input(
             "pass example=, a batch it accepts"
         ) from failure
     first = next(iter(seen.convolutions))
+    if seen.padded_at(first) is not None:
+        raise ValueError(
+            f"depth_input={kind!r}: the network pads the image before {first}, its first convolution, and a channel of "
+            "depth would not fit; leave depth_input out"
+        )
     return DepthInput(kind, model.get_submodule(first), first)
 
 

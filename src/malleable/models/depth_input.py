@@ -112,7 +112,7 @@ class DepthEncoder(nn.Module):
         """Return the maps of ``depth`` (N, 1, H, W) metres, finest first."""
         geometry = Geometry(depth, 1.0)
         known, _ = (geometry.filled() if self.fill_depth else geometry).depth_at(depth.shape[-2:])
-        maps: list[Tensor] = self.net(depth_channel(known, self.kind))
+        maps: list[Tensor] = self.net(depth_channel(known, self.kind).to(next(self.net.parameters()).dtype))
         return maps
 
 
