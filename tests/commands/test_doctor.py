@@ -45,18 +45,21 @@ def test_one_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "disagree or fail; please report this table" in shown.err
 
 
-def test_a_kernel_that_cannot_be_started_is_a_failure(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "error", [LaunchError("forward could not be started: no C compiler"), RuntimeError("the kernel crashed")]
+)
+def test_an_engine_that_cannot_be_started_or_breaks_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: RuntimeError
 ) -> None:
     def fail(*arguments: Any) -> None:
-        raise LaunchError("forward could not be started: no C compiler")
+        raise error
 
     monkeypatch.setattr(triton, "can_run", lambda *arguments: None)
     monkeypatch.setattr(triton, "forward", fail)
     assert cli.main(["doctor", "--device", "cpu", "--rounds", "1"]) == 1
     shown = capsys.readouterr()
     assert [line for line in shown.out.splitlines() if "triton" in line and "FAILED" in line]
-    assert "not run: triton on cpu: forward could not be started: no C compiler" in shown.err
+    assert f"not run: triton on cpu: {error}" in shown.err
 
 
 def test_gradients_that_are_no_numbers_do_not_agree(
@@ -71,18 +74,6 @@ def test_gradients_that_are_no_numbers_do_not_agree(
     assert cli.main(["doctor", "--device", "cpu", "--rounds", "1"]) == 1
     shown = capsys.readouterr().out
     assert [line for line in shown.splitlines() if "NO" in line and "plain" in line and "nan" in line]
-
-
-def test_an_engine_that_breaks_is_a_failure(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*arguments: Any) -> None:
-        raise RuntimeError("the kernel crashed")
-
-    monkeypatch.setattr(triton, "can_run", lambda *arguments: None)
-    monkeypatch.setattr(triton, "forward", fail)
-    assert cli.main(["doctor", "--device", "cpu", "--rounds", "1"]) == 1
-    assert [line for line in capsys.readouterr().out.splitlines() if "triton" in line and "FAILED" in line]
 
 
 def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
