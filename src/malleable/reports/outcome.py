@@ -116,8 +116,11 @@ class Run:
         )
 
 
-def read_training(folder: Path, config: Config) -> Run:
-    """Read what the log of a run tells. Its data is not opened: the scores call it by the name of its folder."""
+def read_training(folder: Path, config: Config, dataset: SampleDataset | str | None = None) -> Run:
+    """Read what the log of a run tells; the scores call its data by the name of its folder.
+
+    ``dataset`` is its validation split if it is open already; else it is opened only to see whose faults were measured.
+    """
     rows = read_log(folder)
     last = next((row for row in reversed(rows) if row.miou is not None), None)
     learned = {row.step: row.receptive_fields for row in rows if row.receptive_fields}
@@ -127,7 +130,9 @@ def read_training(folder: Path, config: Config) -> Run:
         config,
         None
         if last is None
-        else replace(_validated(last.scores, last.iou, config, last.step), **_beyond(folder, config, last.step)),
+        else replace(
+            _validated(last.scores, last.iou, config, last.step), **_beyond(folder, config, last.step, dataset)
+        ),
         max((row.step for row in rows), default=0),
         validations(rows),
         {} if last is None else learned.get(last.step, {}),
@@ -144,7 +149,7 @@ def read_run(folder: Path, evaluated: bool = True, trust: bool = False) -> Run:
         raise FileNotFoundError(f"{folder} holds no run ({SETTINGS} is missing); give a folder that training made")
     config = read_config(folder)
     dataset = _open(config)
-    run = read_training(folder, config)
+    run = read_training(folder, config, dataset)
     name = Path(config.data.root).name if isinstance(dataset, str) else dataset.name
     scores = None if run.scores is None else replace(run.scores, dataset=name)
     if evaluated and (folder / RESULTS).is_file():
@@ -163,7 +168,7 @@ def _open(config: Config) -> SampleDataset | str:
         return str(error)
 
 
-def _beyond(folder: Path, config: Config, step: int) -> dict[str, Any]:
+def _beyond(folder: Path, config: Config, step: int, dataset: SampleDataset | str | None) -> dict[str, Any]:
     """Read what ``malleable evaluate`` found with faults and on other splits after ``step``, if it was asked.
 
     What it found on other data than the run's own validation, or in another way, does not count.
@@ -173,7 +178,7 @@ def _beyond(folder: Path, config: Config, step: int) -> dict[str, Any]:
     results = Scores.read(folder / RESULTS)
     if (results.step, results.split, results.protocol) != (step, config.data.val, Protocol()):
         return {}
-    dataset = _open(config)
+    dataset = _open(config) if dataset is None else dataset
     return results.beyond() if isinstance(dataset, str) or dataset.name == results.dataset else {}
 
 
