@@ -99,6 +99,8 @@ def test_a_file_may_build_on_another(tmp_path: Path) -> None:
             r"row 'RGB': model.conv must be .* maleable, did you mean 'malleable'\?$",
         ),
         (("resnet18", "resnet19"), r"row 'extra': backbone must be a timm model.* got 'resnet19', .* 'resnet18'\?$"),
+        (("{kernels: 5}", "{conv: depth_aware, kernels: 5}"), r"row 'extra': kernels must be 1 for conv='depth_aware'"),
+        (("{kernels: 5}", "{kernels: 0}"), r"row 'extra': kernels must be at least 1, got 0$"),
         (("lr: 0.5", "lr: -1"), r"study\.yaml, row 'malleable K=3': train.lr must be positive"),
         (("{lr: 0.5}", "seedy"), "row 'malleable K=3': train must hold settings by name, got 'seedy'"),
         (

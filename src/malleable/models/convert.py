@@ -213,13 +213,20 @@ def place(
         return Converted(model, (), depth_input)
     if conv not in CONVOLUTIONS:
         raise ValueError(f"conv must be None or one of {', '.join(map(repr, CONVOLUTIONS))}, got {conv!r}")
+    check_kernels(conv, kernels)
     if conv != "depth_aware":
         options = {"kernels": kernels, **options}
-    elif kernels not in (1, _DEFAULT_KERNELS):
-        raise ValueError(f"kernels must be 1 for conv='depth_aware', which has a single kernel, got {kernels}")
     for layer in placed:
         model = _replace(model, layer.name, CONVOLUTIONS[conv], options)
     return Converted(model, placed, depth_input)
+
+
+def check_kernels(conv: str | None, kernels: int) -> None:
+    """Refuse a number of kernels that ``conv`` cannot have; depth_aware leaves the default of the others aside."""
+    if conv == "depth_aware" and kernels not in (1, _DEFAULT_KERNELS):
+        raise ValueError(f"kernels must be 1 for conv='depth_aware', which has a single kernel, got {kernels}")
+    if conv is not None and kernels < 1:
+        raise ValueError(f"kernels must be at least 1, got {kernels}")
 
 
 def add_depth_input(

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from malleable.models import deeplabv3plus
+from malleable.models.convert import check_kernels
 from malleable.models.foreign import DEEPLAB, Network, foreign
 from malleable.runs.settings import checked
 
@@ -94,6 +95,7 @@ class ModelConfig:
         for name in {"centers", "temperature", "learnable", "invalid"} - self.layer_options().keys():
             if getattr(self, name) != defaults[name]:
                 raise ValueError(f"model.{name} is set to {getattr(self, name)}, but conv={self.conv} does not take it")
+        check_kernels(self.conv, self.kernels)
 
 
 @dataclass(frozen=True)
