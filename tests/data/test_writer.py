@@ -98,6 +98,19 @@ def test_two_samples_of_one_id_are_refused(tmp_path):
         writer.write(scene)
 
 
+def test_a_sample_whose_writing_failed_can_be_written_again(tmp_path):
+    scene, writer = begin(tmp_path / "out")
+    in_the_way = writer.partial / "depth" / f"{scene.id}.png"
+    in_the_way.mkdir()
+    with pytest.raises(OSError, match=scene.id):
+        writer.write(scene)
+    assert not writer.has(scene.id)
+    in_the_way.rmdir()
+    writer.write(scene)
+    writer.finish({"train": [scene.id]})
+    assert torch.equal(FolderDataset(tmp_path / "out", "train")[0].label, scene.label)
+
+
 def far(scene, metres):
     depth = scene.depth.clone()
     depth[0, 3, 4] = metres

@@ -101,13 +101,12 @@ class FolderWriter:
             number = int(sample.label[wrong][0])
             raise ValueError(f"{sample.id}: labels must be 0 to {len(self.classes) - 1} or {IGNORE}, got {number}")
         counts = self._counts(sample)
-        self._written.add(sample.id)
-        if sample.camera != self.camera:
-            camera = json.dumps(sample.camera.to_dict()).encode()
-            write_whole(self._path("cameras", sample.id, ".json"), camera, sync=False)
-        write_png(sample.image.permute(1, 2, 0).contiguous().numpy(), self._path("images", sample.id))
-        write_png(counts, self._path("depth", sample.id))
-        write_png(sample.label.numpy().astype(np.uint8), self._path("labels", sample.id))
+        self._written.add(sample.id)  # before it is: another thread may be given the same id
+        try:
+            self._write_files(sample, counts)
+        except BaseException:
+            self._written.discard(sample.id)
+            raise
 
     def finish(self, splits: Mapping[str, Sequence[str]]) -> None:
         """Write the ids of each split, and give the folder its name. Every sample is in a split, or in several."""
@@ -133,6 +132,14 @@ class FolderWriter:
         if self.out.exists():
             self.out.rmdir()  # it is empty; not every system replaces it
         os.replace(self.partial, self.out)
+
+    def _write_files(self, sample: Sample, counts: Array) -> None:
+        if sample.camera != self.camera:
+            camera = json.dumps(sample.camera.to_dict()).encode()
+            write_whole(self._path("cameras", sample.id, ".json"), camera, sync=False)
+        write_png(sample.image.permute(1, 2, 0).contiguous().numpy(), self._path("images", sample.id))
+        write_png(counts, self._path("depth", sample.id))
+        write_png(sample.label.numpy().astype(np.uint8), self._path("labels", sample.id))
 
     def _path(self, kind: str, id: str, suffix: str = ".png") -> Path:
         """Give the path of a sample's or a split's file, and make its folder; an id may name folders too."""
