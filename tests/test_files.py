@@ -10,7 +10,7 @@ from socket import gethostname
 import pytest
 
 from helpers.runs import start
-from malleable.files import HOLDER, cache_folder, held, locked, remove_partial, whole_path, write_whole
+from malleable.files import HOLDER, cache_folder, check_free, held, locked, remove_partial, whole_path, write_whole
 
 
 def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
@@ -122,6 +122,17 @@ def test_a_folder_that_cannot_be_written_is_refused_with_a_sentence() -> None:
         held(Path("/sys")),
     ):
         pass
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a file system that nobody can write to")
+def test_a_file_that_cannot_be_written_is_refused_before_the_work() -> None:
+    with pytest.raises(OSError, match=r"/proc/x.json cannot be written \(.*\); name a file in another folder.*--out"):
+        check_free(Path("/proc/x.json"), overwrite=False)
+
+
+def test_looking_whether_a_file_can_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    check_free(tmp_path / "x.json", overwrite=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_half_written_files_of_the_named_kind_are_removed(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from socket import gethostname
+from tempfile import TemporaryFile
 from typing import IO, Any
 from uuid import uuid4
 
@@ -39,6 +40,11 @@ def check_free(path: Path, overwrite: bool) -> None:
         raise ValueError(f"{path} is a folder; give the name of a file")
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists and is left as it is; choose another name or add --overwrite")
+    try:
+        with TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise OSError(f"{path} cannot be written ({error}); name a file in another folder, as with --out") from error
 
 
 def require_file(path: Path) -> None:

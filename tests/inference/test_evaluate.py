@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import malleable.commands.evaluate
 from helpers.toys import Depths, scenes, write_run
 from malleable import cli
 from malleable.commands.evaluate import show
@@ -226,6 +227,28 @@ def test_results_are_not_overwritten_silently(
     assert (tmp_path / "r.json").read_text() == "mine"
     assert evaluate("--overwrite", "--json") == 0
     assert json.loads((tmp_path / "r.json").read_text()) == json.loads(capsys.readouterr().out)
+
+
+def test_scores_are_printed_even_if_they_cannot_be_written(
+    evaluate: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(malleable.commands.evaluate, "write_whole", fail)
+    assert evaluate("--json") == 1
+    assert "miou" in json.loads(capsys.readouterr().out)
+
+
+def test_scores_are_written_even_if_nobody_reads_what_is_printed(
+    evaluate: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unread(_: Scores) -> None:
+        raise OSError("nobody reads")
+
+    monkeypatch.setattr(malleable.commands.evaluate, "show", unread)
+    assert evaluate() == 1
+    assert "miou" in json.loads((tmp_path / "r.json").read_text())
 
 
 @pytest.mark.parametrize("names", [("--csv", "r.json"), ("--csv", "x.csv", "--confusion", "./x.csv")])

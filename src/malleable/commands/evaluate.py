@@ -99,16 +99,18 @@ def evaluate(
         found = evaluate_network(trained.net, other, protocol, split=name, workers=workers, progress=True)
         scores = replace(scores, splits={**scores.splits, name: found.miou})
     text = json_format.dumps(scores.to_dict(), indent=1)
-    contents = (f"{text}\n", classes_csv(scores), confusion_csv(scores))
-    for path, content in zip((results_path, csv, confusion), contents, strict=True):
-        if path is not None:
-            write_whole(Path(path), content.encode())
-    if drawn is not None:
-        draw_stress(scores, drawn)
-    if json:
-        print(text)
-    else:
-        show(scores)
+    try:  # before the files, which may fail; and they follow even if nobody reads on what is printed
+        if json:
+            print(text)
+        else:
+            show(scores)
+    finally:
+        contents = (f"{text}\n", classes_csv(scores), confusion_csv(scores))
+        for path, content in zip((results_path, csv, confusion), contents, strict=True):
+            if path is not None:
+                write_whole(Path(path), content.encode())
+        if drawn is not None:
+            draw_stress(scores, drawn)
 
 
 def classes_csv(scores: Scores) -> str:
