@@ -403,6 +403,21 @@ def test_the_best_checkpoint_is_marked_whatever_a_callback_does(data: Path, tmp_
     assert read_checkpoint(tmp_path / "run/checkpoints/best.pt").step == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*(is damaged|another recipe)")
+@pytest.mark.parametrize("damaged", [None, 2, 4])
+def test_the_best_checkpoint_is_enough_to_validate_and_stays_good(
+    data: Path, whole: Path, tmp_path: Path, damaged: int | None
+) -> None:
+    folder = tmp_path / "run/checkpoints"
+    folder.mkdir(parents=True)
+    shutil.copy(whole / "checkpoints/step-00000004.pt", folder / "best.pt")
+    if damaged is not None:
+        (folder / f"step-{damaged:08d}.pt").write_bytes(b"damaged")
+    command = arguments(data, tmp_path / "run", train__ema=0.9, train__validate_every=4, train__steps=4)
+    assert cli.main([*command, "--resume", "auto"]) == 0
+    assert read_checkpoint(folder / "best.pt").step == 4
+
+
 def test_a_run_may_go_on_in_half_precision(data: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a scaler would be given is empty in a checkpoint of whole precision, which GradScaler refuses."""
     monkeypatch.setattr(Precision, "load_state_dict", lambda self, state: pytest.fail(f"was given {state}"))

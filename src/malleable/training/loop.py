@@ -110,6 +110,7 @@ def run_steps(fabric: Fabric, config: Config, folder: RunFolder, resume: bool) -
         if start:
             progress.say(f"{folder.path} goes on after step {start}")
         if unvalidated:  # it was stopped in between
+            folder.save(state.checkpoint())  # it may have come from best.pt alone, beside damaged ones
             validate(state, val_set, folder, progress, interruption)
         progress.restart()
         for batch in batches:  # image (n, 3, H, W), depth (n, 1, H, W), label (n, H, W), focal (n,) for this process
