@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -237,6 +238,26 @@ class TestWhere:
         other = nn.Conv2d(3, 3, 3)
         net.load_original({f"{place}.{key}": value for place in (0, 2) for key, value in other.state_dict().items()})
         assert torch.equal(net.layers()["0"].weight, torch.cat([other.weight] * 3))
+
+    @pytest.mark.parametrize(
+        "hold", [list, lambda convs: [partial(conv) for conv in convs], lambda convs: dict.fromkeys(convs)]
+    )
+    def test_a_convolution_that_is_held_outside_of_modules_too(self, hold: Any) -> None:
+        class Held(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+                self.steps = hold([self.first, self.second])
+
+            def forward(self, x: Tensor) -> Tensor:
+                for step in self.steps:
+                    x = step(x)
+                return x
+
+        model = Held()
+        rgb, depth = scene()
+        net, plain = (mb.convert(m, where="all") for m in (model, nn.Sequential(model.first, model.second)))
+        assert torch.equal(net(rgb, depth=depth, focal=60.0), plain(rgb, depth=depth, focal=60.0))
 
     def test_an_argument_given_by_name(self) -> None:
         class Named(nn.Module):

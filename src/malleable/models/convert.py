@@ -217,7 +217,7 @@ def place(
     if conv != "depth_aware":
         options = {"kernels": kernels, **options}
     for layer in placed:
-        model = _replace(model, layer.name, CONVOLUTIONS[conv], options)
+        _replace(model, layer.name, CONVOLUTIONS[conv], options)
     return Converted(model, placed, depth_input)
 
 
@@ -298,23 +298,21 @@ def _offer(seen: Watched | None) -> str:
     return f", of which none begins a stage on the way down; of those that ran, one for every rate: {offered}"
 
 
-def _replace(model: nn.Module, name: str, layer_type: type[DepthConv2d], options: dict[str, Any]) -> nn.Module:
-    """Put a depth-seeing layer in place of convolution ``name`` of ``model``, under every name it has."""
-    conv2d = cast(nn.Conv2d, model.get_submodule(name))
-    try:
-        layer = _layer_like(conv2d, layer_type, options)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"cannot convert {name}: {error}") from error
-    if conv2d is model:
-        return layer
+def _replace(model: nn.Module, name: str, layer_type: type[DepthConv2d], options: dict[str, Any]) -> None:
+    """Make convolution ``name`` of ``model`` a depth-seeing layer.
+
+    It stays the object that it was: a network may hold it in a list or a dict too, where no search would find it.
+    """
+    conv2d = model.get_submodule(name)
     for other, module in model.named_modules():
         if module is not conv2d and any(value is conv2d.weight for value in module._parameters.values()):
             raise ValueError(f"cannot convert {name}: it shares its weight with {other}; give it one of its own first")
-    for parent in list(model.modules()):
-        for child, module in list(parent._modules.items()):
-            if module is conv2d:
-                parent._modules[child] = layer
-    return model
+    try:
+        layer = _layer_like(cast(nn.Conv2d, conv2d), layer_type, options)
+        conv2d.__class__ = type(layer)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"cannot convert {name}: {error}") from error
+    conv2d.__dict__ = layer.__dict__
 
 
 def _layer_like(conv2d: nn.Conv2d, layer_type: type[DepthConv2d], options: dict[str, Any]) -> DepthConv2d:
