@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timm.layers import StdConv2d
+from timm.layers import Conv2dSame, ScaledStdConv2d, StdConv2d, StdConv2dSame
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 
 import malleable as mb
@@ -116,6 +117,32 @@ def test_standardised_weights_stay_exact() -> None:
     assert torch.equal(net(rgb, depth=depth), model(rgb))
 
 
+@pytest.mark.parametrize("size", [(64, 64), (33, 46)])
+@pytest.mark.parametrize(
+    ("make", "plain"),
+    [(StdConv2d, nn.Conv2d), (ScaledStdConv2d, nn.Conv2d), (StdConv2dSame, Conv2dSame), (Conv2dSame, Conv2dSame)],
+)
+def test_the_channel_is_padded_as_the_image_and_not_standardised(
+    make: type[nn.Conv2d], plain: type[nn.Conv2d], size: tuple[int, int]
+) -> None:
+    options = {"stride": 2, **({"padding": 1} if plain is nn.Conv2d else {})}
+    stem, other = make(3, 8, 3, **options), plain(1, 8, 3, bias=False, **options)
+    net = mb.convert(nn.Sequential(stem), None, depth_input="metric")
+    net.load_state_dict({**net.state_dict(), "depth_input.conv.weight": other.weight})
+    rgb, depth = scene(height=size[0], width=size[1])
+    torch.testing.assert_close(net(rgb, depth=depth), stem(rgb) + other(depth / 4))
+
+
+@pytest.mark.parametrize("make", [nn.Conv2d, StdConv2d])
+def test_hooks_of_the_first_convolution_run_once(make: type[nn.Conv2d]) -> None:
+    model = nn.Sequential(make(3, 8, 3), nn.ReLU())
+    model[0].register_forward_pre_hook(lambda conv, args: (args[0].expand(-1, 3, -1, -1),))
+    model[0].register_forward_hook(lambda conv, args, output: output + 1)
+    rgb, depth = scene()
+    net = mb.convert(model, None, depth_input="metric")
+    assert torch.equal(net(rgb, depth=depth), model(rgb))
+
+
 def test_also_where_the_first_convolution_itself_is_replaced() -> None:
     model = lively(Tiny())
     rgb, _ = scene()
@@ -213,6 +240,11 @@ def patched(conv: nn.Conv2d) -> nn.Conv2d:
     return conv
 
 
+class Doubled(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
 class NoConvolution(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -225,6 +257,8 @@ class NoConvolution(nn.Module):
         (nn.Conv2d(3, 3, 3, groups=3), "metric", "has groups and cannot be widened"),
         (NoConvolution(), "metric", "depth_input='metric' runs the network .* and found none"),
         (patched(nn.Conv2d(3, 3, 3)), "metric", "has had its forward replaced"),
+        (spectral_norm(nn.Conv2d(3, 3, 3)), "metric", ", the first convolution, has a parametrized weight"),
+        (Doubled(3, 3, 3), "metric", "is a Doubled, which computes its output in its own way"),
         (nn.Linear(3, 3), "metric", "depth_input='metric' runs the network .* which failed"),
     ],
 )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from malleable.geometry import Geometry
+from malleable.models.own_forward import Pads, plain_inside
 from malleable.models.slot import Slot
 from malleable.ops.direct import is_exporting
+from malleable.ops.window import same_padding
 
 Kind = Literal["metric", "relative"]
 
@@ -26,8 +28,9 @@ def input_names(depth_input: Kind | None, depth_encoder: Kind | None) -> list[st
 class DepthInput(nn.Module):
     """Widens a network's first convolution by a channel of depth, whose weights start at zero.
 
-    The channel has a convolution of its own, equal to the first one in all but its single input channel, and the two
-    outputs are added: the same sum over four channels, and it is exact also where a network standardises its weights.
+    The channel has a convolution of its own, plain and without hooks, that reads what the first one reads, and the two
+    outputs are added: the same sum over four channels. Where a network standardises its weights, those of the channel
+    are left as they are: their zeros would come to full strength with the first step.
 
     Args:
         kind: see :func:`depth_channel`.
@@ -38,13 +41,25 @@ class DepthInput(nn.Module):
     def __init__(self, kind: Kind, conv: nn.Module, name: str) -> None:
         super().__init__()
         _check(kind, "depth_input")
+        first = f"depth_input={kind!r}: {name}, the first convolution,"
         if not isinstance(conv, nn.Conv2d) or conv.groups != 1:
-            raise ValueError(f"depth_input={kind!r}: {name}, the first convolution, has groups and cannot be widened")
+            raise ValueError(f"{first} has groups and cannot be widened")
         if "forward" in vars(conv):
-            raise ValueError(f"depth_input={kind!r}: {name}, the first convolution, has had its forward replaced")
+            raise ValueError(f"{first} has had its forward replaced")
+        if "weight" not in conv._parameters:
+            raise ValueError(f"{first} has a parametrized weight; un-parametrize it before conversion")
         self.kind, self.name, self.slot = kind, name, Slot()
-        self.conv = copy.deepcopy(conv)
-        self.conv.in_channels, self.conv.bias = 1, None
+        self.pads: Pads | Literal["same"] | None = None  # around the channel, if the first one pads in its own forward
+        padding, mode = conv.padding, conv.padding_mode
+        if type(conv).forward is not nn.Conv2d.forward or type(conv)._conv_forward is not nn.Conv2d._conv_forward:
+            inside = plain_inside(conv)
+            if inside is None:
+                raise ValueError(f"{first} is a {type(conv).__name__}, which computes its output in its own way")
+            self.pads, padding, mode = inside.pads, 0, "zeros"
+        self.conv = nn.Conv2d(
+            1, conv.out_channels, conv.kernel_size, conv.stride, padding, conv.dilation,
+            bias=False, padding_mode=mode, device="meta"  # where no random numbers are drawn
+        )  # fmt: skip
         self.conv.weight = nn.Parameter(torch.zeros_like(conv.weight[:, :1]))
 
     def widen(self, conv: nn.Module, slot: Slot) -> None:
@@ -60,7 +75,13 @@ class DepthInput(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return what the channel adds to the convolution of x (N, C, H, W), at any rate of the geometry's image."""
         depth, _ = self.slot.current().depth_at(x.shape[-2:])
-        added: Tensor = self.conv(depth_channel(depth, self.kind).to(x.dtype))
+        channel = depth_channel(depth, self.kind).to(x.dtype)
+        if self.pads == "same":
+            conv = self.conv
+            channel = F.pad(channel, same_padding(x.shape[-2:], conv.kernel_size, conv.stride, conv.dilation))
+        elif self.pads is not None:
+            channel = F.pad(channel, self.pads)
+        added: Tensor = self.conv(channel)
         return added
 
 

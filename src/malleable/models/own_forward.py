@@ -68,6 +68,8 @@ def plain_inside(conv2d: nn.Conv2d) -> Inside | None:
     )
     smallest = max(k * d for k, d in zip(kernel_size, dilation, strict=True))
     twin = copy.deepcopy(conv2d, {id(p): p for p in conv2d.parameters()})
+    for hooks in (twin._forward_hooks, twin._forward_pre_hooks):
+        hooks.clear()  # what they do is no part of the convolution
     seen: dict[int, Pads] = {}
     standardise = None
     for size, training in product(range(smallest, smallest + max(stride) + 1), (True, False)):
@@ -75,7 +77,7 @@ def plain_inside(conv2d: nn.Conv2d) -> Inside | None:
         if ran is None or seen.setdefault(size, ran[0]) != ran[0]:
             return None
         if ran[1] is not conv2d.weight:
-            standardise = standardise or _standardise(conv2d, smallest)
+            standardise = standardise or _standardise(twin, smallest)
             if standardise is None:
                 return None
     plain = copy.copy(conv2d)
