@@ -27,6 +27,17 @@ def test_the_rate_is_found_again(rate: int, height: int, width: int) -> None:
         assert found == rate
 
 
+@given(st.integers(1, 64), st.integers(1, 64), st.integers(200, 6000))
+def test_also_of_maps_that_are_one_pixel_high(height: int, more: int, width: int) -> None:
+    rate = height + more
+    size = (1, ceil_div(width, rate))
+    found = integer_rate((height, width), size)
+    assert found is not None
+    assert (ceil_div(height, found), ceil_div(width, found)) == size
+    if size[1] > rate + 1:
+        assert found == rate
+
+
 @pytest.mark.parametrize("size", [(225, 300), (450, 600), (33, 65), (481, 641), (427, 561)])
 @pytest.mark.parametrize("halvings", range(6))
 def test_networks_that_halve_their_maps(size: tuple[int, int], halvings: int) -> None:
@@ -67,8 +78,8 @@ def test_networks_without_padding_are_allowed() -> None:
 
 
 def test_compiled_graphs_choose_alike() -> None:
-    sizes = [(h, w) for h, w in itertools.product((1, 2, 3, 5, 6, 7, 9, 15, 16, 24), repeat=2)]
-    for image in [(24, 24), (30, 33), (225, 225), (97, 129)]:
+    sizes = [(h, w) for h, w in itertools.product((1, 2, 3, 5, 6, 7, 8, 9, 15, 16, 24), repeat=2)]
+    for image in [(24, 24), (30, 33), (225, 225), (97, 129), (8, 256), (256, 8), (3, 5000), (3000, 3100)]:
         for size in sizes:
             try:
                 rate, rows, columns = sample_positions(image, size, CPU)

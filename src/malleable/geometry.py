@@ -229,7 +229,8 @@ def integer_rate(image: Sequence[int], size: Sequence[int]) -> int | None:
             f"maps must have at least one pixel, got an image of {tuple(image)} and a map of {tuple(size)}"
         )
     low = max(-(-n // s) for n, s in zip(image, size, strict=True))
-    high = min(-(-n // (s - 1)) - 1 if s > 1 else 2 * n for n, s in zip(image, size, strict=True))
+    # A side of one pixel fits every rate that is large enough. Where all are so, a power of two must be near.
+    high = min((-(-n // (s - 1)) - 1 for n, s in zip(image, size, strict=True) if s > 1), default=2 * min(image))
     if low > high:
         return None
     if all(n == low * s for n, s in zip(image, size, strict=True)):
@@ -247,9 +248,10 @@ def _sample_positions_as_tensors(
     # Floating-point numbers, exact for these sizes: ONNX needs nine operators for one quotient of integers.
     n, s = (torch.stack([torch.full((), i, dtype=torch.float64, device=device) for i in at]) for at in (image, size))
     low = (n / s).ceil().amax(0)
-    high = torch.where(s > 1, (n / (s - 1)).ceil() - 1, 2 * n).amin(0)
+    high = torch.where(s > 1, (n / (s - 1)).ceil() - 1, inf).amin(0)
+    high = torch.where(high < inf, high, 2 * n.amin(0))
     powers = torch.tensor(_POWERS_OF_TWO, dtype=torch.float64, device=device)
-    best = torch.where((powers >= low) & (powers <= high), powers, 2.0 * _POWERS_OF_TWO[-1]).amin(0)
+    best = torch.where((powers >= low) & (powers <= high), powers, inf).amin(0)
     exact = (low * s - n).amax(0) == 0
     rate = torch.where(exact | (best > high), low, best)
     n, s = torch.where(low <= high, rate, n), torch.where(low <= high, 1.0, s)
