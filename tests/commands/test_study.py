@@ -18,6 +18,7 @@ from malleable import cli
 from malleable.commands.study import next_task
 from malleable.reports.plan import read_plan
 from malleable.runs.folder import write_settings
+from malleable.runs.scores import Protocol, Scores
 
 STAND_IN = """
 import json, pathlib, sys, yaml
@@ -324,6 +325,41 @@ def test_a_split_that_is_not_there_is_refused_before_training(
     assert cli.main(["study", str(file)]) == 2
     assert "also must be some of the splits of" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def evaluated(folder: Path, protocol: Protocol, **beyond: Any) -> tuple[Path, Path]:
+    """A tiny study whose run is trained, and has a results.json: the study's file and the results'."""
+    file = write_tiny(folder, steps=2, stress=True)
+    (run,) = read_plan(file).runs
+    results = folder / "out" / run.folder / "results.json"
+    write_settings(results.parent, run.config)
+    (results.parent / "metrics.jsonl").write_text('{"step": 2, "val/miou": 1.0}\n')
+    scores = Scores(1.0, 1.0, 1.0, {}, "tiny", "val", protocol, 2, **beyond)
+    results.write_text(json.dumps(scores.to_dict()))
+    return file, results
+
+
+def test_scores_that_were_measured_in_another_way_are_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, results = evaluated(tmp_path, Protocol(scales=(0.75, 1.0), flip=True))
+    before = results.read_text()
+    assert cli.main(["study", str(file)]) == 1
+    assert f"{results} is of another split, step or way" in capsys.readouterr().err
+    assert results.read_text() == before
+
+
+def test_faults_and_splits_that_the_study_does_not_ask_for_are_not_lost(tmp_path: Path) -> None:
+    file, results = evaluated(tmp_path, Protocol(), stress={"noise of 2 %": 1.0}, splits={"test": 1.0})
+    plan = read_plan(file)
+    assert next_task(plan.runs[0], results.parent, plan) == [
+        "evaluate",
+        str(results.parent),
+        "--stress",
+        "--overwrite",
+        '--faults=["depth × 4", "no depth", "noise of 2 %"]',
+        '--also=["train", "test"]',
+    ]
 
 
 def test_a_network_of_one_s_own_is_trusted_when_it_is_tested(tmp_path: Path) -> None:

@@ -22,12 +22,13 @@ from malleable.files import locked, write_whole
 from malleable.models.foreign import is_own
 from malleable.progress import available_cores
 from malleable.reports.comparison import Comparison, read_results
-from malleable.reports.outcome import Run, read_training
+from malleable.reports.outcome import Run, own_results, read_training
 from malleable.reports.plan import Plan, PlannedRun, part, read_plan, slug
 from malleable.reports.report import SIGNATURE, write_report
 from malleable.reports.tables import print_table, to_markdown
 from malleable.runs.folder import SETTINGS, differences, read_config, write_settings
 from malleable.runs.log import METRICS
+from malleable.runs.scores import RESULTS as EVALUATED
 from malleable.runs.settings import UsageError
 
 RESULTS, TABLE, LOGS, REPORT = "results.json", "table.md", "logs", "report.html"
@@ -137,12 +138,30 @@ def next_task(run: PlannedRun, folder: Path, plan: Plan) -> list[str] | None:
     if trained is None:
         write_settings(folder, run.config)
         return ["train", "--config", str(folder / SETTINGS), "--resume", "auto"]
-    if not tested(trained, plan):
-        listed = {"faults": plan.faults, "also": plan.also}
-        given = [f"--{name}={json.dumps(names, ensure_ascii=False)}" for name, names in listed.items() if names]
-        switches = {"--stress": plan.stress, "--trust": is_own(run.config.model.network)}  # the plan is one's own
-        return ["evaluate", str(folder), *(name for name, on in switches.items() if on), *given, "--overwrite"]
-    return None
+    return None if tested(trained, plan) else evaluation(run, folder, plan)
+
+
+def evaluation(run: PlannedRun, folder: Path, plan: Plan) -> list[str]:
+    """Give the arguments of the command that tests ``run``; what was tested before, and is not asked for, goes along.
+
+    Scores that were measured in another way are somebody's own, and an error.
+    """
+    before = own_results(folder, run.config, run.config.train.steps)
+    if before is None and (folder / EVALUATED).exists():
+        raise FileExistsError(
+            f"{folder / EVALUATED} is of another split, step or way to show images than the study's, and is left as it "
+            "is; move it away, or write it elsewhere with malleable evaluate --out"
+        )
+    stress, splits = ((), ()) if before is None else (before.stress, before.splits)
+    faults = () if plan.stress and not plan.faults else (*plan.faults, *stress)  # none named are all
+    listed = {"faults": dict.fromkeys(faults), "also": dict.fromkeys((*plan.also, *splits))}
+    given = [f"--{name}={json.dumps(list(names), ensure_ascii=False)}" for name, names in listed.items() if names]
+    switches = {
+        "--stress": plan.stress or bool(stress),
+        "--trust": is_own(run.config.model.network),  # the plan is one's own
+        "--overwrite": before is not None,
+    }
+    return ["evaluate", str(folder), *(name for name, on in switches.items() if on), *given]
 
 
 def is_done(run: PlannedRun, results: Mapping[PlannedRun, Run], folder: Path, plan: Plan) -> bool:
@@ -206,7 +225,14 @@ class Workers:
 def complete(run: PlannedRun, folder: Path, plan: Plan, workers: Workers) -> int:
     """Do all that is left to do for ``run``. Returns the exit code of the last command, 0 if there was none."""
     code, task = 0, None
-    while not workers.received and not code and (left := next_task(run, folder, plan)) not in (None, task):
+    while not workers.received and not code:
+        try:
+            left = next_task(run, folder, plan)
+        except FileExistsError as error:
+            print(f"{run}: {error}", file=sys.stderr)
+            return 1
+        if left in (None, task):
+            break
         if task is None:
             place = plan.runs.index(run) + 1
             print(f"[{place}/{len(plan.runs)}] {run}: {run.config.train.steps} steps", file=sys.stderr, flush=True)

@@ -123,6 +123,7 @@ def read_training(folder: Path, config: Config, dataset: SampleDataset | str | N
     """
     rows = read_log(folder)
     last = next((row for row in reversed(rows) if row.miou is not None), None)
+    results = None if last is None else own_results(folder, config, last.step, dataset)
     learned = {row.step: row.receptive_fields for row in rows if row.receptive_fields}
     speeds = [speed for row in rows if (speed := row.training.get("images_per_second")) is not None]
     return Run(
@@ -131,7 +132,8 @@ def read_training(folder: Path, config: Config, dataset: SampleDataset | str | N
         None
         if last is None
         else replace(
-            _validated(last.scores, last.iou, config, last.step), **_beyond(folder, config, last.step, dataset)
+            _validated(last.scores, last.iou, config, last.step),
+            **({} if results is None else results.beyond()),
         ),
         max((row.step for row in rows), default=0),
         validations(rows),
@@ -168,18 +170,18 @@ def _open(config: Config) -> SampleDataset | str:
         return str(error)
 
 
-def _beyond(folder: Path, config: Config, step: int, dataset: SampleDataset | str | None) -> dict[str, Any]:
-    """Read what ``malleable evaluate`` found with faults and on other splits after ``step``, if it was asked.
+def own_results(folder: Path, config: Config, step: int, dataset: SampleDataset | str | None = None) -> Scores | None:
+    """Read what ``malleable evaluate`` wrote after ``step``; None if it was not asked.
 
     What it found on other data than the run's own validation, or in another way, does not count.
     """
     if not (folder / RESULTS).is_file():
-        return {}
+        return None
     results = Scores.read(folder / RESULTS)
     if (results.step, results.split, results.protocol) != (step, config.data.val, Protocol()):
-        return {}
+        return None
     dataset = _open(config) if dataset is None else dataset
-    return results.beyond() if isinstance(dataset, str) or dataset.name == results.dataset else {}
+    return results if isinstance(dataset, str) or dataset.name == results.dataset else None
 
 
 def _validated(scores: Mapping[str, float], iou: Mapping[str, float], config: Config, step: int) -> Scores:
