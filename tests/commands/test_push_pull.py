@@ -50,6 +50,24 @@ def test_a_folder_and_back(run: Path, tmp_path: Path) -> None:
     same(original.net, DeepLabV3Plus.from_pretrained(shared))
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "checkpoints"])
+def test_a_network_does_not_take_the_place_of_a_run(
+    run: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).touch()
+    assert cli.main(["push", str(run), str(tmp_path), "--overwrite"]) == 1
+    assert f"{tmp_path} is a run's folder (it holds {name})" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_run_with_a_network_beside_it_is_not_taken_for_the_network(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "x")
+    DeepLabV3Plus("resnet10t", num_classes=3, conv=None).save_pretrained(run)
+    with pytest.raises(ValueError, match=r"x holds a run and model.safetensors; move that file away"):
+        load_trained(run)
+    assert load_trained(run / "checkpoints").step == 7
+
+
 def test_a_folder_of_save_pretrained_is_read(tmp_path: Path) -> None:
     net = DeepLabV3Plus("resnet10t", num_classes=3, conv=None)
     net.save_pretrained(tmp_path / "m")

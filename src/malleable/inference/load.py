@@ -98,6 +98,8 @@ def load_trained(source: str | Path, device: str = "auto", trust: bool = False) 
             ``package.module:factory`` that the files name. It is imported then, and may do anything.
     """
     path = locate(source)
+    if (path / WEIGHTS).is_file() and (path / FOLDER).is_dir():
+        raise ValueError(f"{path} holds a run and {WEIGHTS}; move that file away, or name the run's {path / FOLDER}")
     try:
         trained = _from_shared(path, trust) if (path / WEIGHTS).is_file() else _from_checkpoint(path, trust)
     except Unavailable as error:

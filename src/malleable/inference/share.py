@@ -11,6 +11,8 @@ from typing import Any
 
 from malleable.inference.card import card
 from malleable.inference.load import CARD, CONFIG, FILES, WEIGHTS, Trained
+from malleable.runs.checkpoint import FOLDER
+from malleable.runs.folder import SETTINGS
 
 
 def share(trained: Trained, folder: Path, overwrite: bool = False, **about: Any) -> None:
@@ -35,6 +37,9 @@ def check_folder(folder: Path, overwrite: bool) -> None:
     """Raise if ``folder`` cannot be written, before the work that leads to it begins."""
     if folder.is_file():
         raise ValueError(f"{folder} is a file; give the name of a folder")
+    run = [name for name in (SETTINGS, FOLDER) if (folder / name).exists()]
+    if run:  # whose own checkpoints nobody would see any more
+        raise ValueError(f"{folder} is a run's folder (it holds {', '.join(run)}); give another one for the network")
     taken = [name for name in FILES if (folder / name).exists()]
     if taken and not overwrite:
         raise FileExistsError(f"{folder} holds {', '.join(taken)} and is left as it is; choose another or --overwrite")
