@@ -328,7 +328,9 @@ class MalleableConv2d(DepthConv2d):
         return handle_invalid(assign, valid, self.invalid, scale)
 
     def _at_once(self, x: Tensor, weight: Tensor, geometry: Geometry, window: Window) -> Tensor | None:
-        if self.invalid != "same" or type(self).assign is not MalleableConv2d.assign or not is_direct(x):
+        kind, base = type(self), MalleableConv2d
+        as_written = kind.assign is base.assign and kind.scales is base.scales and kind.temperature is base.temperature
+        if self.invalid != "same" or not as_written or not is_direct(x):
             return None
         own: dict[str, Any] = {**self._parameters, **self._buffers}  # attributes of a module are slow
         try:

@@ -233,6 +233,29 @@ def test_a_subclass_with_an_assignment_of_its_own_keeps_it() -> None:
     torch.testing.assert_close(layer(x, geometry), 2 * usual(x, geometry))
 
 
+class Doubled(mb.MalleableConv2d):
+    @property
+    def scales(self) -> Tensor:
+        return 2 * super().scales
+
+
+class Hotter(mb.MalleableConv2d):
+    @property
+    def temperature(self) -> Tensor:
+        return 2 * self.raw_temperature
+
+    @temperature.setter
+    def temperature(self, t: float) -> None:
+        nn.init.constant_(self.raw_temperature, t)
+
+
+@pytest.mark.parametrize("kind", [Doubled, Hotter])
+def test_a_subclass_with_scales_or_a_temperature_of_its_own_keeps_them(kind: type[mb.MalleableConv2d]) -> None:
+    layer, x, geometry = kind(6, 6, 3, padding=1), torch.randn(2, 6, 9, 10), mb.Geometry(DEPTH, 60.0)
+    expected = mb.functional.depth_conv2d(x, layer.weight, layer.assign(geometry, (9, 10)), layer.bias, padding=1)
+    torch.testing.assert_close(layer(x, geometry), expected)
+
+
 @pytest.mark.parametrize("name", ["centers", "rebalance"])
 def test_parameters_of_a_wrong_size_never_reach_the_kernels(name: str) -> None:
     layer = layer_of()
