@@ -30,7 +30,7 @@ from malleable.files import LOCK
 from malleable.inference.evaluate import evaluate_network
 from malleable.runs.checkpoint import numbered, read_checkpoint
 from malleable.runs.config import Config, ModelConfig, TrainConfig, build_network
-from malleable.runs.folder import RunFolder, read_config
+from malleable.runs.folder import RunFolder, read_config, write_settings
 from malleable.runs.folder import _foreign as not_going_on
 from malleable.training.loop import image_losses
 from malleable.training.loss import CrossEntropy
@@ -386,8 +386,24 @@ def test_a_run_whose_checkpoints_are_gone_keeps_its_log(
     shutil.rmtree(tmp_path / "run/checkpoints")
     command = arguments(data, tmp_path / "run", train__ema=0.9, train__validate_every=4)
     assert cli.main([*command, "--resume", "auto"]) == 1
-    assert "holds the scores of a run, but none of its checkpoints" in capsys.readouterr().err
+    assert "holds the log or scores of a run, but none of its checkpoints" in capsys.readouterr().err
     assert metrics(tmp_path / "run") == metrics(whole)
+
+
+def logged(out: Path, step: int) -> RunFolder:
+    """A run that saves every second step and has logged ``step``, but has no checkpoint."""
+    write_settings(out, replace(Config(), train=TrainConfig(checkpoint_every=2)))
+    (out / "metrics.jsonl").write_text(f'{{"step": {step}, "loss": 1.0}}\n')
+    return RunFolder(out, Fabric(accelerator="cpu", devices=1))
+
+
+def test_a_log_beyond_the_first_checkpoint_is_kept_without_checkpoints(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds the log or scores of a run, but none of its checkpoints"):
+        logged(tmp_path, 3).started(resume=True)
+
+
+def test_a_run_that_was_killed_while_it_wrote_its_first_checkpoint_begins_anew(tmp_path: Path) -> None:
+    assert not logged(tmp_path, 2).started(resume=True)
 
 
 def test_the_best_checkpoint_is_marked_whatever_a_callback_does(data: Path, tmp_path: Path) -> None:

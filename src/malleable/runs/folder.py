@@ -106,9 +106,10 @@ class RunFolder:
             warnings.warn(f"{', '.join(partial)}: the run was stopped while writing; removed", stacklevel=2)
         checkpoints = all_checkpoints(self.path / FOLDER)
         if resume and not checkpoints:
-            if RESULTS in found or validations(read_log(self.path)):  # a checkpoint was there before either
+            if RESULTS in found or _has_saved(self.path):
                 raise ValueError(
-                    f"{self.path} holds the scores of a run, but none of its checkpoints to go on from; use another out"
+                    f"{self.path} holds the log or scores of a run, but none of its checkpoints to go on from; use "
+                    "another out"
                 )
             print(f"{self.path} holds no checkpoint yet; starting at step 0", file=sys.stderr)
         return bool(checkpoints)
@@ -181,6 +182,16 @@ class RunFolder:
         if best:  # before the row, without which the validation is made again
             mark_best(numbered(self.path / FOLDER, step)[0])
         self._log.write(Row(step, scores={name: getattr(scores, name) for name in SCORES}, iou=iou))
+
+
+def _has_saved(folder: Path) -> bool:
+    """Tell whether the log has what comes after a checkpoint: a validation, or a step beyond the first that is saved.
+
+    That step itself is logged before it is saved, and a run may have been killed in between.
+    """
+    rows = read_log(folder)
+    first = read_config(folder).train.checkpoint_every if (folder / SETTINGS).is_file() else 0
+    return bool(validations(rows)) or any(row.step > first for row in rows)
 
 
 def _foreign(checkpoint: Checkpoint, config: Config, classes: tuple[str, ...]) -> list[str]:
