@@ -145,6 +145,19 @@ def test_a_run_that_fails_does_not_keep_the_others_back(study: Study, capsys: py
     assert "K=1, seed 0 failed with exit code 3" in capsys.readouterr().err
 
 
+def test_results_that_cannot_be_kept_start_no_other_run(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    gather = malleable.commands.study.gather
+
+    def fail_later(*arguments: Any) -> Any:
+        if study.started():
+            raise OSError("no space left")
+        return gather(*arguments)
+
+    monkeypatch.setattr(malleable.commands.study, "gather", fail_later)
+    assert study.run() == 1
+    assert len(study.started()) < 4
+
+
 def test_several_runs_at_a_time(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
     assert study.run("--jobs", "3", bad=1, code=3) == 1
     assert sorted(study.started()) == ["1 0", "1 1", "2 0", "2 1"]

@@ -84,19 +84,19 @@ def study(
     left = [run for run in chosen if not is_done(run, results, folder, plan)]
     with Workers(launcher, jobs) as workers, ThreadPoolExecutor(jobs) as pool:
         pending = {pool.submit(complete, run, folder / run.folder, plan, workers): run for run in left}
-        while pending:
-            done, _ = wait(pending, timeout=1, return_when=FIRST_COMPLETED)  # for ever would keep signals out
-            for future in done:
-                run = pending.pop(future)
-                try:
+        try:
+            while pending:
+                done, _ = wait(pending, timeout=1, return_when=FIRST_COMPLETED)  # for ever would keep signals out
+                for future in done:
+                    run = pending.pop(future)
                     code = future.result()
-                except BaseException:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    raise
-                if code and not workers.received:
-                    failed.append(run)
-                    print(f"{run} failed with exit code {code}; going on with the others", file=sys.stderr)
-                results = gather(plan, folder, kept)
+                    if code and not workers.received:
+                        failed.append(run)
+                        print(f"{run} failed with exit code {code}; going on with the others", file=sys.stderr)
+                    results = gather(plan, folder, kept)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     if workers.received:
         print("stopped; the same command goes on", file=sys.stderr)
         return 128 + workers.received[0]
