@@ -274,6 +274,17 @@ class TestWhere:
         actual = mb.convert(model, where="all")(rgb, depth=flat, focal=60.0)
         assert relative_error(actual, model(rgb)) < 1e-5
 
+    @pytest.mark.parametrize("make", [nn.Conv2d, timm.layers.StdConv2d])
+    def test_strides_and_dilations_that_were_set_as_numbers(self, make: type[nn.Conv2d]) -> None:
+        model = Tiny()
+        model.stage2[0].spatial = make(12, 12, 3, 1, 1)
+        for unit in (model.stage2[0].spatial, model.stage2[0].shortcut):
+            unit.stride, unit.dilation = 2, 1
+        rgb, depth = scene()
+        net = mb.convert(model)
+        assert list(net.layers()) == ["stage1.0.spatial", "stage2.0.spatial"]
+        assert relative_error(net(rgb, depth=torch.ones_like(depth), focal=60.0), model(rgb)) < 1e-5
+
     @pytest.mark.parametrize("where", [5, None, [1]])
     def test_other_types_are_refused(self, where: Any) -> None:
         with pytest.raises(TypeError, match="where must be"):

@@ -125,7 +125,8 @@ def _run(conv2d: nn.Conv2d, x: Tensor) -> tuple[Pads, Tensor] | None:
     if last is not torch.ops.aten.convolution.default:
         return None
     padded, weight, bias, stride, padding, dilation, *_ = args
-    if bias is not conv2d.bias or tuple(stride) != tuple(conv2d.stride) or tuple(dilation) != tuple(conv2d.dilation):
+    steps = (pair(name, getattr(conv2d, name), minimum=1) for name in ("stride", "dilation"))
+    if bias is not conv2d.bias or (tuple(stride), tuple(dilation)) != tuple(steps):
         return None
     for func, arguments, result in before:
         if not any(value is x for value in tree_leaves(arguments)):

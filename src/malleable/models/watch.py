@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from malleable.models.stages import OCTAVE, SMALLEST, Map, Ran, Watched
+from malleable.ops.window import pair
 
 _SIZES = (128, 224, 256)  # a map at rate 32 still has 4 × 4 pixels of 128, and a pass takes a fraction of a second
 
@@ -89,7 +90,8 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.smallest = min(self.smallest, y.shape[-2])
         if not sees_neighbours(conv) or name in self.seen.convolutions:
             return
-        overlaps = any(k > s for k, s in zip(conv.kernel_size, conv.stride, strict=True))
+        stride = pair("stride", conv.stride, minimum=1)  # torch also runs a number that was put there
+        overlaps = any(k > s for k, s in zip(conv.kernel_size, stride, strict=True))
         image = self.example.shape
         stem = x.shape[1] == image[1] and x.shape[-1] * OCTAVE > image[-1]
         counts = overlaps and not stem and self._has_the_shape_of_the_image(x) and min(y.shape[-2:]) > 1
