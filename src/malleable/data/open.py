@@ -22,8 +22,8 @@ _OTHER_CAMERA: dict[str, Any] = {"sensor": "stereo", "zoom": 0.75}
 def open_dataset(source: str | Path, split: str, *, strict: bool = True) -> SampleDataset:
     """Open a split of ``source``: ``"rooms"``, ``"streets"``, a folder with dataset.json, or Cityscapes' tree.
 
-    Scenes are 120 × 160; ``"rooms:72x96"`` are smaller. A folder in the working directory goes before a world of the
-    same name. ``strict`` as for ``FolderDataset``.
+    Scenes are 120 × 160; ``"rooms:72x96"`` are smaller. A folder of data in the working directory goes before a world
+    of the same name. ``strict`` as for ``FolderDataset``.
     """
     root = Path(source)
     if world := _world(source):
@@ -58,7 +58,8 @@ def splits_of(source: str | Path) -> list[str]:
 def _world(source: str | Path) -> tuple[World, tuple[int, int]] | None:
     """Read the name and size (height, width) of a synthetic world, None if ``source`` is none."""
     found = re.fullmatch(r"(\w+)(?::(\d+)x(\d+))?", str(source))
-    if found is None or found[1] not in get_args(World) or Path(source).exists():
+    holds_data = any((Path(source) / name).exists() for name in ("dataset.json", "leftImg8bit"))
+    if found is None or found[1] not in get_args(World) or holds_data:
         return None
     return found[1], _SIZE if found[2] is None else (int(found[2]), int(found[3]))  # type: ignore[return-value]
 

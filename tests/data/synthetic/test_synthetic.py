@@ -223,6 +223,15 @@ def test_a_folder_opens_by_its_path(folder):
     assert open_dataset(folder(), "train").ids == ["a", "b"]
 
 
+def test_a_folder_of_data_goes_before_a_world_of_its_name_and_no_other_folder_does(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rooms").mkdir()
+    assert isinstance(open_dataset("rooms", "train"), SyntheticScenes)
+    (tmp_path / "rooms").rmdir()
+    folder().rename("rooms")
+    assert open_dataset("rooms", "train").ids == ["a", "b"]
+
+
 def test_a_full_disk_leaves_scenes_in_memory(cache, monkeypatch):
     expected = SyntheticScenes("rooms", size=(24, 32), length=2)[1]
     data = SyntheticScenes("rooms", size=(24, 32), length=2, keep=True)
