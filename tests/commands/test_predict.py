@@ -305,6 +305,14 @@ def test_interrupted_it_goes_on(
         assert kept["probabilities"].shape == (len(DATA.classes), 24, 32)
 
 
+def test_going_on_leaves_what_others_are_writing(folder: Path, predict: Callable[..., int], tmp_path: Path) -> None:
+    other = tmp_path / "out/labels" / f"other.{'0' * 32}.part.png"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"half")
+    assert predict(folder, "--resume") == 0
+    assert other.exists()
+
+
 @pytest.mark.parametrize("kind", ["labels", "colour", "overlay"])
 def test_a_picture_cut_short_is_made_again(
     kind: str, folder: Path, predict: Callable[..., int], tmp_path: Path

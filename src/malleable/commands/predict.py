@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 import sys
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from functools import partial
+from glob import escape
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,14 @@ def _is_whole(path: Path) -> bool:
         return False
 
 
+def remove_half_written(out: Path, own: Set[Path]) -> None:
+    """Delete what killed processes left below ``out`` of the files ``own``; others may still be being written."""
+    for part in out.rglob("*.part*"):
+        begun = part.name.rpartition(".part")[0]  # x.0123… of x.0123….part.png
+        if part.with_name(begun.rpartition(".")[0] + part.suffix) in own:
+            remove_partial(part.parent, escape(begun))
+
+
 def predict(
     checkpoint: str,
     inputs: list[str],
@@ -191,7 +200,7 @@ def predict(
         )
     left = items
     if resume:
-        remove_partial(writer.out)
+        remove_half_written(writer.out, {path for item in items for path in writer.paths(item.id).values()})
         left = [item for item in items if not all(map(_is_whole, writer.paths(item.id).values()))]
     if estimate_depth is not None:
         device_of_net = next(trained.net.parameters()).device
