@@ -1,5 +1,6 @@
 """How far work has come, where there is no terminal."""
 
+import threading
 import time
 
 import pytest
@@ -42,3 +43,14 @@ def test_work_that_fails_says_nothing_more(capsys: pytest.CaptureFixture[str], m
     with pytest.raises(ValueError, match="broken"), parallel.showing("reading", 2):
         raise ValueError("broken")
     assert capsys.readouterr().err == ""
+
+
+def test_progress_that_is_left_early_ends_what_it_shows() -> None:
+    """Also while somebody keeps what makes the results, as the frames of a traceback do."""
+    before = threading.active_count()
+    results = parallel.parallel_map(str, range(9), workers=2)
+    shown = parallel.with_progress(results, 9, "reading")
+    assert next(shown) == "0"
+    assert threading.active_count() > before
+    shown.close()
+    assert threading.active_count() == before

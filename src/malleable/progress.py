@@ -7,9 +7,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from datetime import timedelta
 from functools import cache
 from itertools import islice
@@ -27,10 +27,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def parallel_map(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
+def parallel_map(function: Callable[[T], R], items: Iterable[T], workers: int) -> Generator[R, None, None]:
     """Apply ``function`` to every item, in order, a few items ahead of the reader.
 
-    Threads, because the decoders of images run outside of Python's lock. Ends early, and promptly, on an error.
+    Threads, because the decoders of images run outside of Python's lock. Ends early, and promptly, on an error; a reader
+    that may leave early closes it, lest a traceback that somebody keeps keeps the threads as well.
     """
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
@@ -96,9 +97,9 @@ def showing(what: str, total: int | None = None) -> Iterator[Callable[[], None]]
         print(f"{what}: {done}/{total}", file=sys.stderr, flush=True)
 
 
-def with_progress(results: Iterable[R], total: int, what: str) -> Iterator[R]:
-    """Pass ``results`` on unchanged, with progress as :func:`showing` gives it."""
-    with showing(what, total) as advance:
+def with_progress(results: Iterable[R], total: int, what: str) -> Generator[R, None, None]:
+    """Pass ``results`` on unchanged, with progress as :func:`showing` gives it; what makes them is closed with it."""
+    with closing(results) if isinstance(results, Generator) else nullcontext(), showing(what, total) as advance:
         for result in results:
             yield result
             advance()

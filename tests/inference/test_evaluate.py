@@ -6,6 +6,7 @@ import csv
 import json
 import pickle
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,6 +106,19 @@ def test_the_mode_of_the_network_is_left_as_it_was() -> None:
 def test_a_network_of_other_classes_is_refused() -> None:
     with pytest.raises(ValueError, match="knows 3 classes but synthetic-rooms has 11"):
         evaluate_network(Depths(3), DATA)
+
+
+def test_an_interrupted_evaluation_leaves_no_thread_behind() -> None:
+    """Though the error is kept, and with it the frames of its traceback, as a notebook does."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt) as kept:
+        evaluate_network(Depths(len(DATA.classes)), DATA, workers=2, progress=True, after_each=interrupt)
+    assert threading.active_count() == before
+    assert kept.tb is not None
 
 
 def _process(rank: int, port: int, folder: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -87,8 +88,9 @@ def count(dataset: SampleDataset, workers: int, what: str) -> Counts:
             return Counts(errors=[str(error)])
 
     total = Counts()
-    for part in with_progress(parallel_map(look, range(len(dataset)), workers), len(dataset), what):
-        total.add(part)
+    with closing(with_progress(parallel_map(look, range(len(dataset)), workers), len(dataset), what)) as parts:
+        for part in parts:
+            total.add(part)
     return total
 
 

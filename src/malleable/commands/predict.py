@@ -6,6 +6,7 @@ import signal
 import sys
 import zipfile
 from collections.abc import Callable, Sequence, Set
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from glob import escape
@@ -47,12 +48,13 @@ def predict_items(
             return f"{item.id}: {error}"
 
     failed = 0
-    for sample in with_progress(parallel_map(read, items, workers), len(items), "predict"):
-        if isinstance(sample, str):
-            print(f"error: {sample}", file=sys.stderr)
-            failed += 1
-        else:
-            write(sample, answer(sample))
+    with closing(with_progress(parallel_map(read, items, workers), len(items), "predict")) as samples:
+        for sample in samples:
+            if isinstance(sample, str):
+                print(f"error: {sample}", file=sys.stderr)
+                failed += 1
+            else:
+                write(sample, answer(sample))
     return failed
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from malleable.data.sample import Sample, SampleDataset
+from malleable.data.sample import SampleDataset
 from malleable.inference.confusion import Confusion
 from malleable.inference.probabilities import probabilities
 from malleable.progress import parallel_map, with_progress
@@ -46,7 +46,7 @@ def evaluate_network(
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         rank, processes = torch.distributed.get_rank(), torch.distributed.get_world_size()
     share = range(rank, len(dataset), processes)
-    samples: Iterable[Sample] = parallel_map(dataset.__getitem__, share, workers)
+    samples = parallel_map(dataset.__getitem__, share, workers)
     if progress and rank == 0:
         samples = with_progress(samples, len(share), f"{dataset.name}/{split}" if split else dataset.name)
     device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
@@ -68,6 +68,7 @@ def evaluate_network(
         if after_each is not None and len(share) < math.ceil(len(dataset) / processes):
             after_each()  # others have one sample more
     finally:
+        samples.close()
         net.train(training)
     confusion.reduce()
     if not confusion.counts.any():
