@@ -30,8 +30,8 @@ R = TypeVar("R")
 def parallel_map(function: Callable[[T], R], items: Iterable[T], workers: int) -> Generator[R, None, None]:
     """Apply ``function`` to every item, in order, a few items ahead of the reader.
 
-    Threads, because the decoders of images run outside of Python's lock. Ends early, and promptly, on an error; a reader
-    that may leave early closes it, lest a traceback that somebody keeps keeps the threads as well.
+    Threads, because the decoders of images run outside of Python's lock. Ends early, and promptly, on an error. A
+    reader that may leave early closes it, lest a traceback that somebody keeps keeps the threads as well.
     """
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")

@@ -110,6 +110,16 @@ def test_a_flat_or_broken_estimate_is_no_trouble() -> None:
     assert DepthEstimator(lambda image: {"predicted_depth": broken}, "scale")(image)[0, :4].tolist() == [0, 0, 0, 2]
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_disparity_that_is_no_number_is_unknown_depth_and_spoils_no_other(bad: float) -> None:
+    image = DATA[0].image.as_subclass(Tensor)
+    disparity = torch.tensor([[bad, 0.0, 3.0, 1.0]]).repeat(24, 8)
+    depth = DepthEstimator(lambda image: {"predicted_depth": disparity}, "disparity", (1, 4))(image)
+    assert depth[0, :4].tolist() == [0, 4, 1, 2]
+    nothing = DepthEstimator(lambda image: {"predicted_depth": torch.full((24, 32), bad)}, "disparity", (1, 4))(image)
+    assert not nothing.any()
+
+
 def test_the_configuration_says_what_the_numbers_are(metric: Path, relative: Path) -> None:
     estimator = DepthEstimator(metric)
     assert str(estimator) == f"{metric}: depth in metres"

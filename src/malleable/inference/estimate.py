@@ -91,9 +91,10 @@ class DepthEstimator:
         estimate = estimate.float().cpu()
         if tuple(estimate.shape) != tuple(image.shape[1:]):
             raise ValueError(f"{self.name} gave depth of {tuple(estimate.shape)} for an image of {tuple(image.shape)}")
-        if self.near_far is not None:
+        known = estimate[estimate.isfinite()]
+        if self.near_far is not None and len(known):
             near, far = self.near_far
-            least, most = estimate.min(), estimate.max()
+            least, most = known.min(), known.max()
             share = (estimate - least) / (most - least).clamp(min=torch.finfo(torch.float32).tiny)
             estimate = 1 / (1 / far + share * (1 / near - 1 / far))
         return torch.where(estimate.isfinite() & (estimate > 0), estimate, 0.0)
