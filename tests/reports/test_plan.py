@@ -89,6 +89,7 @@ def test_a_file_may_build_on_another(tmp_path: Path) -> None:
         (("lr: 1e-3", "lrr: 1e-3"), r"study\.yaml, row 'extra': .*did you mean 'train.lr'"),
         (("seeds: [7]", "seeds: 7"), "row 'extra': seeds must be a list of whole numbers"),
         (("seeds: [7]", "seeds: [a]"), "row 'extra': seeds must be a list of whole numbers"),
+        (("seeds: [7]", "seeds: []"), r"row 'extra': seeds must be .*, at least one, got \[\]"),
         (("seeds: [7]", "seeds: [7, 7]"), "row 'extra': seeds must differ"),
         (("{lr: 0.5}", "{seed: 5}"), "row 'malleable K=3': train.seed is set"),
         (("steps: 10", "steps: ten"), r"row 'extra': train.steps must be a whole number, got ten$"),

@@ -138,9 +138,9 @@ def slug(name: str) -> str:
 
 
 def _checked_seeds(where: str, seeds: Any) -> tuple[int, ...]:
-    """Give back ``seeds`` if they are different whole numbers."""
-    if not isinstance(seeds, list | tuple) or not all(type(seed) is int and seed >= 0 for seed in seeds):
-        raise UsageError(f"{where}: seeds must be a list of whole numbers from 0 on, got {seeds!r}")
+    """Give back ``seeds`` if they are different whole numbers, at least one."""
+    if not isinstance(seeds, list | tuple) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise UsageError(f"{where}: seeds must be a list of whole numbers from 0 on, at least one, got {seeds!r}")
     if len(set(seeds)) < len(seeds):
         raise UsageError(f"{where}: seeds must differ from each other, got {seeds!r}")
     return tuple(seeds)
