@@ -287,3 +287,23 @@ def test_arguments_are_written_as_in_a_shell(words: str, settings: dict[str, str
 def test_an_empty_word_is_text(words: list[str], value: str | None) -> None:
     (settings,) = resolve(words, {"options": dict[str, Any]})
     assert json.loads(settings.removeprefix("--config=")) == {"options": {"pool": value}}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a, b", "a, b"),
+        ("a}, b", "a}, b"),
+        ("a #b", "a #b"),
+        ("#5", "#5"),
+        ("'5'", "5"),
+        ("5", 5),
+        ("1e-4", 1e-4),
+        ("true", True),
+        ("[a, 5]", ["a", 5]),
+        ("{a: 5, b: 6}", {"a": 5, "b": 6}),
+    ],
+)
+def test_an_argument_of_a_network_is_one_value(text: str, value: object) -> None:
+    (settings,) = resolve(["--options.pool", text], {"options": dict[str, Any]})
+    assert json.loads(settings.removeprefix("--config=")) == {"options": {"pool": value}}

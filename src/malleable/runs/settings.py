@@ -73,7 +73,7 @@ def resolve(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
         elif value is None:
             raise UsageError(_wrong(option, kind, ""))
         elif value and (kind is Any or get_origin(kind) is dict):  # an empty word is text, which YAML would call null
-            value = _load(f"{{value: {value}}}", name)["value"]
+            value = _value(value, name)
         for section in reversed(option.split(".") if option != "config" else ()):
             value = {section: value}
         require_known(value, types)
@@ -236,6 +236,14 @@ def _load(text: str, source: str) -> dict[str, Any]:
     if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
         raise UsageError(f"{source} must hold settings by name, got a {type(settings).__name__}")
     return settings
+
+
+def _value(text: str, source: str) -> Any:
+    """Read a number, list, section or null, or quoted text, as YAML has it; all else is text, with each , and # of it."""
+    value = _load(f"value: {text}", source)["value"]
+    if isinstance(value, list | dict) or text.startswith(("'", '"', "!")):
+        return value
+    return text if isinstance(value, str) or "#" in text else value
 
 
 def _require_plain(text: str, source: str) -> None:
