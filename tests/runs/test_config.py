@@ -4,10 +4,11 @@ import shlex
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
 from malleable import cli
-from malleable.runs.config import Config, DataConfig, ModelConfig, TrainConfig, build_network
+from malleable.runs.config import Config, DataConfig, ModelConfig, TrainConfig, build_network, parse_config
 from malleable.runs.settings import UsageError, read_settings
 
 ROOT = Path(__file__).parents[2]
@@ -167,3 +168,14 @@ def test_bad_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 def test_bad_settings_are_named(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    crop = (np.int32(32), np.int32(40))
+    config = parse_config({"train": {"seed": np.int64(3), "lr": np.float32(0.5)}, "data": {"crop": crop}})
+    assert config == Config(data=DataConfig(crop=(32, 40)), train=TrainConfig(seed=3, lr=0.5))
+
+
+def test_a_setting_that_no_file_could_hold_is_named() -> None:
+    with pytest.raises(ValueError, match=r"train.lr must be a number, .* got object"):
+        parse_config({"train": {"lr": object()}})

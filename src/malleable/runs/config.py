@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+import numpy as np
+
 from malleable.models import deeplabv3plus
 from malleable.models.convert import check_kernels
 from malleable.models.foreign import DEEPLAB, Network, foreign
@@ -262,7 +264,22 @@ _SECTIONS: dict[str, type[Any]] = {"model": ModelConfig, "data": DataConfig, "tr
 
 def parse_config(values: Mapping[str, Any]) -> Config:
     """Make settings of sections by name, checked as the command line does; what is left out has its default."""
-    return Config.from_dict(checked(Config, json.loads(json.dumps(values, default=os.fspath))))
+    return Config.from_dict(checked(Config, {name: _plain(name, value) for name, value in values.items()}))
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Give the setting ``name`` as a file could hold it: paths become text, NumPy's numbers Python's, tuples lists."""
+    if isinstance(value, Mapping):
+        return {key: _plain(f"{name}.{key}", inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(name, inner) for inner in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(f"{name} must be a number, text, true, false, null, list or section, got {type(value).__name__}")
 
 
 def build_network(

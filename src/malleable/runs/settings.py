@@ -239,7 +239,7 @@ def _load(text: str, source: str) -> dict[str, Any]:
 
 
 def _value(text: str, source: str) -> Any:
-    """Read a number, list, section or null, or quoted text, as YAML has it; all else is text, with each , and # of it."""
+    """Read a number, list, section, null or quoted text as YAML has it; all else is text, with every , and # in it."""
     value = _load(f"value: {text}", source)["value"]
     if isinstance(value, list | dict) or text.startswith(("'", '"', "!")):
         return value

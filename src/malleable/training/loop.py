@@ -65,7 +65,8 @@ def fit(
     """
     if not isinstance(config, Config | Mapping):
         raise TypeError(
-            f"config must be settings by section, got {type(config).__name__}; read a file with yaml.safe_load first"
+            f"config must be settings by section, got {type(config).__name__}; a file of settings is for the command, "
+            "malleable train --config FILE --out FOLDER"
         )
     if not isinstance(config, Config):
         config = parse_config(config)
