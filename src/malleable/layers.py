@@ -31,6 +31,7 @@ class DepthConv2d(nn.Module):
     # Conversion sets them in place of convolutions that are run so.
     pads_same = False  # pads as TensorFlow does, at any stride
     padded_at: int | None = None  # rate of the map that is padded with zeros before the layer reads it
+    padded_before: tuple[int, int] | None = None  # columns and rows of these that come first, if not half of them
     standardise: nn.Module | None  # maps the weights to those that are convolved with
 
     def __init__(
@@ -103,7 +104,10 @@ class DepthConv2d(nn.Module):
         rows, columns = (min(s, (n + rate - 1) // rate) for s, n in zip(size, image, strict=True))
         left, right, top, bottom = self.window.padding
         x, y = width - columns, height - rows
-        padding = (left + x // 2, right + x - x // 2, top + y // 2, bottom + y - y // 2)
+        first, above = x // 2, y // 2
+        if self.padded_before is not None:
+            first, above = min(x, self.padded_before[0]), min(y, self.padded_before[1])
+        padding = (left + first, right + x - first, top + above, bottom + y - above)
         return self.window.padded(padding), (rows, columns)
 
     def crop(self, x: Tensor, geometry: Geometry) -> tuple[Tensor, Window]:

@@ -246,6 +246,36 @@ class TestPadding:
         assert relative_error(outside.layers()["first"](x, geometry), expected) < 1e-5
         assert relative_error(expected, same(rgb)) > 1e-3
 
+    @pytest.mark.parametrize("pads", [(1, 0, 1, 0), (0, 2, 0, 2), (2, 1, 0, 1)])
+    @pytest.mark.parametrize("size", [64, 63])
+    def test_outside_that_is_uneven(self, pads: tuple[int, int, int, int], size: int) -> None:
+        class Itself(nn.Conv2d):
+            def forward(self, input: Tensor) -> Tensor:
+                return super().forward(F.pad(input, pads))
+
+        conv = Itself(4, 4, 3)
+        outside = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ZeroPad2d(pads), nn.Conv2d(4, 4, 3))
+        outside[2].load_state_dict(conv.state_dict())
+        rgb, depth = scene(1, size, size)
+        itself = mb.convert(nn.Sequential(outside[0], conv), where=["1"])(rgb, depth=depth, focal=60.0)
+        actual = mb.convert(outside, where=["2"])(rgb, depth=depth, focal=60.0)
+        assert relative_error(actual, itself) < 1e-5
+
+    @pytest.mark.parametrize(("pad", "mode"), [
+        (nn.ReflectionPad2d(1), "reflect"), (nn.ReplicationPad2d(1), "replicate"),
+        (nn.ConstantPad2d(1, 0.5), "constant"),
+    ])  # fmt: skip
+    def test_outside_with_other_than_zeros_is_refused(self, pad: nn.Module, mode: str) -> None:
+        model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), pad, nn.Conv2d(4, 4, 3))
+        with pytest.raises(ValueError, match=f"cannot convert 2: the network pads its input in mode '{mode}'"):
+            mb.convert(model, where="all")
+        assert mb.convert(model, where=["0"]).placed[0].rate == 1
+
+    @pytest.mark.skipif(not timm.is_model("cpubone_nano"), reason="timm is older than it")
+    def test_outside_in_a_backbone(self) -> None:
+        net = mb.deeplabv3plus("cpubone_nano", pretrained=False, output_stride=32)
+        assert [layer.padded_at for layer in net.backbone.layers().values()] == [None, None, 16, 32]
+
     @pytest.mark.parametrize("size", [(64, 64), (63, 50)])
     def test_of_a_strided_convolution_that_pads_itself(self, size: tuple[int, int]) -> None:
         conv = timm.layers.Conv2dSame(3, 4, 5, 2)

@@ -64,7 +64,7 @@ def build(
             f"stages={tuple(stages)}: {name} has no k × k, k > 1, convolution to replace in {', '.join(missing)}{hint}"
         )
     placed = [Placed(found[stage], f"res{stage}", seen.rate(found[stage])) for stage in stages]
-    return place(features, placed, conv, kernels, options, channel), channels
+    return place(features, placed, conv, kernels, options, channel, seen), channels
 
 
 def build_depth_encoder(

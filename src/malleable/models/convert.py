@@ -183,11 +183,8 @@ def convert(
     names = [] if conv is None else _select(model, where, seen, failure)
     placed = [Placed(name, None, seen.rate(name) if seen else None) for name in names]
     kind, model = type(model).__name__, copy.deepcopy(model)
-    net = place(model, placed, conv, kernels, options, add_depth_input(depth_input, model, seen, failure))
+    net = place(model, placed, conv, kernels, options, add_depth_input(depth_input, model, seen, failure), seen)
     net.fill_depth = fill_depth
-    if seen:
-        for name, layer in net.layers().items():
-            layer.padded_at = seen.padded_at(name)
     if seen and conv is not None and where == "first-of-stage":
         net.missed = tuple(seen.missed(names))
         if net.missed:
@@ -207,8 +204,9 @@ def place(
     kernels: int,
     options: dict[str, Any],
     depth_input: DepthInput | None = None,
+    seen: Watched | None = None,
 ) -> Converted:
-    """Put a layer in each of the places ``placed`` of ``model`` itself."""
+    """Put a layer in each of the places ``placed`` of ``model`` itself, which pads maps as was ``seen``."""
     if conv is None:
         return Converted(model, (), depth_input)
     if conv not in CONVOLUTIONS:
@@ -216,9 +214,19 @@ def place(
     check_kernels(conv, kernels)
     if conv != "depth_aware":
         options = {"kernels": kernels, **options}
-    for layer in placed:
-        _replace(model, layer.name, CONVOLUTIONS[conv], options)
-    return Converted(model, placed, depth_input)
+    for at in placed:
+        ran = seen.convolutions.get(at.name) if seen else None
+        if ran and any(ran.pads) and ran.mode != "zeros":
+            raise ValueError(
+                f"cannot convert {at.name}: the network pads its input in mode {ran.mode!r}; only zeros can be "
+                "honoured, so leave it out with where=, or have the convolution itself pad with zeros"
+            )
+        _replace(model, at.name, CONVOLUTIONS[conv], options)
+    net = Converted(model, placed, depth_input)
+    if seen:
+        for name, layer in net.layers().items():
+            layer.padded_at, layer.padded_before = seen.padded_at(name), seen.padded_before(name)
+    return net
 
 
 def check_kernels(conv: str | None, kernels: int) -> None:
@@ -242,7 +250,7 @@ def add_depth_input(
             "pass example=, a batch it accepts"
         ) from failure
     first = next(iter(seen.convolutions))
-    if seen.padded_at(first) is not None:
+    if any(seen.convolutions[first].pads):
         raise ValueError(
             f"depth_input={kind!r}: the network pads the image before {first}, its first convolution, and a channel of "
             "depth would not fit; leave depth_input out"

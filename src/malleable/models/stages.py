@@ -25,7 +25,8 @@ class Ran:
     name: str
     reads: Size  # of its input, (height, width), without what was padded to it
     writes: Size
-    padded: bool  # zeros were put around its input, evenly or one more at the end
+    pads: tuple[int, int, int, int]  # what was put around its input: left, right, top, bottom
+    mode: str  # in which it was, as F.pad calls them, or "zeros"
     counts: bool  # overlaps its neighbours' windows and sees a map of the image's shape, but not the image itself
     grown: bool  # a map had been enlarged before
     first: bool  # no maps had been added before
@@ -61,7 +62,12 @@ class Watched:
     def padded_at(self, name: str) -> int | None:
         """Tell the rate of the map that is padded before convolution ``name`` reads it; None if there is none."""
         ran = self.convolutions.get(name)
-        return integer_rate(self.image, ran.reads) if ran and ran.padded else None
+        return integer_rate(self.image, ran.reads) if ran and any(ran.pads) else None
+
+    def padded_before(self, name: str) -> tuple[int, int] | None:
+        """Tell how many columns and rows go before that map; None where it is half of them, one more at the end."""
+        left, right, top, bottom = self.convolutions[name].pads if name in self.convolutions else (0, 0, 0, 0)
+        return None if 0 <= right - left <= 1 and 0 <= bottom - top <= 1 else (left, top)
 
     def first_of_stages(self) -> list[str]:
         """Find one k × k convolution for every stage of the part of the network that goes down, in its order.

@@ -61,7 +61,7 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.smallest = example.shape[-2]  # height that any convolution wrote, pooled vectors aside
         self.grown = False
         self.padded: Tensor | None = None  # the last map that was padded
-        self.pads: list[int] = []
+        self.pads, self.mode = (0, 0, 0, 0), "zeros"
 
     def follow(self, name: str, module: nn.Module) -> None:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -95,11 +95,12 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         image = self.example.shape
         stem = x.shape[1] == image[1] and x.shape[-1] * OCTAVE > image[-1]
         counts = overlaps and not stem and self._has_the_shape_of_the_image(x) and min(y.shape[-2:]) > 1
-        left, right, top, bottom = self.pads if self.padded is x else (0, 0, 0, 0)
+        left, right, top, bottom = pads = self.pads if self.padded is x else (0, 0, 0, 0)
         reads = (x.shape[-2] - top - bottom, x.shape[-1] - left - right)
-        padded = max(left, right, top, bottom) > 0 and 0 <= right - left <= 1 and 0 <= bottom - top <= 1
+        if min(pads) < 0:  # it cuts off
+            pads = (0, 0, 0, 0)
         self.seen.convolutions[name] = Ran(
-            name, reads, (y.shape[-2], y.shape[-1]), padded, counts, self.grown, not self.seen.sums
+            name, reads, (y.shape[-2], y.shape[-1]), pads, self.mode, counts, self.grown, not self.seen.sums
         )
 
     def _has_the_shape_of_the_image(self, x: Tensor) -> bool:
@@ -116,8 +117,10 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.seen.adders.add(self.running[-1])
                 if not self.grown:
                     self.seen.sums.add(summed.height)
-        elif func is torch.ops.aten.constant_pad_nd.default and len(args[1]) == 4:
-            self.padded, self.pads = result, args[1] if not any(args[2:]) else [0, 0, 0, 0]
+        elif func in _PADDING and len(args[1]) == 4:
+            left, right, top, bottom = args[1]
+            self.padded, self.pads = result, (left, right, top, bottom)
+            self.mode = "zeros" if _PADDING[func] == "constant" and not any(args[2:]) else _PADDING[func]
         elif _enlarges(func, args) and result.shape[-2] > self.smallest * OCTAVE:
             self.grown |= args[0].shape[-2] < self.example.shape[-2]  # but not where the image itself is resized
         return result
@@ -151,6 +154,11 @@ def _own_shapes(model: nn.Module) -> Iterator[tuple[int, int, int]]:
         yield getattr(config, "num_channels", 3), height, width
 
 
+_PADDING = {
+    torch.ops.aten.constant_pad_nd.default: "constant",
+    torch.ops.aten.reflection_pad2d.default: "reflect",
+    torch.ops.aten.replication_pad2d.default: "replicate",
+}
 _GROWING = re.compile(r"upsample|pixel_shuffle|grid_sampler|unpool")
 
 
