@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 from unittest.mock import patch
@@ -162,6 +163,13 @@ def test_bad_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         (lambda: DataConfig(workers=-1), "data.workers must not be negative, got -1"),
         (lambda: DataConfig(crop=(0, 40)), r"data.crop must be a height and a width of at least 1, got \[0, 40\]"),
         (lambda: ModelConfig(conv="conv25d", temperature=2.0), "model.temperature is set to 2.0, but conv=conv25d"),
+        *(
+            (lambda name=name, value=value: TrainConfig(**{name: value}), f"train.{name} must .*, got {value}")
+            for name in ("lr", "power", "momentum", "weight_decay", "clip", "head_lr", "bootstrap_floor")
+            for value in (math.nan, math.inf)
+        ),
+        (lambda: DataConfig(scales=(1.0, math.inf)), "data.scales must be finite, got inf"),
+        (lambda: ModelConfig(temperature=math.nan), "model.temperature must be finite, got nan"),
         (lambda: Config.from_dict({"model": {"colour": 1}}), "not of this version"),
     ],
 )

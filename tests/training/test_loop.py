@@ -700,5 +700,7 @@ def test_an_auxiliary_loss_that_begins_or_ends_does_not_go_on_with_a_run(now: fl
 
 
 def test_a_file_of_settings_is_not_settings(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"config must be settings by section, got str; .* malleable train --config FILE"):
+    with pytest.raises(
+        TypeError, match=r"config must be settings by section, got str; .* malleable train --config FILE"
+    ):
         mb.fit("mine.yaml", tmp_path / "run")  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -98,6 +99,7 @@ class ModelConfig:
             if getattr(self, name) != defaults[name]:
                 raise ValueError(f"model.{name} is set to {getattr(self, name)}, but conv={self.conv} does not take it")
         check_kernels(self.conv, self.kernels)
+        _require_finite("model", self)
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ class DataConfig:
                 raise ValueError(f"data.{name} must be a probability from 0 to 1, got {getattr(self, name)}")
         if not 0 <= self.depth_noise < 1:
             raise ValueError(f"data.depth_noise must be at least 0 and below 1, got {self.depth_noise}")
+        _require_finite("data", self)
 
 
 @dataclass(frozen=True)
@@ -225,6 +228,15 @@ class TrainConfig:
             raise ValueError(f"train.norm_momentum must be above 0 and at most 1, or null, got {self.norm_momentum}")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"train.ema must lie between 0 and 1, or be null for no average, got {self.ema}")
+        _require_finite("train", self)
+
+
+def _require_finite(section: str, config: Any) -> None:
+    """Raise if a number of ``config`` is infinite or none."""
+    for name, value in vars(config).items():
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                raise ValueError(f"{section}.{name} must be finite, got {number}")
 
 
 @dataclass(frozen=True)
