@@ -230,6 +230,12 @@ class TestWhere:
         rgb, depth = scene()
         assert relative_error(net(rgb, depth=torch.ones_like(depth), focal=60.0), model(rgb)) < 1e-5
 
+    @pytest.mark.parametrize("where", [["1"], ["0", "1"], ["1", "2"]])
+    def test_each_name_of_a_convolution_may_name_it(self, where: list[str]) -> None:
+        shared = nn.Conv2d(3, 3, 3)
+        net = mb.convert(nn.Sequential(shared, shared, nn.Conv2d(3, 3, 3)), where=where)
+        assert list(net.layers()) == ["0", "2"][: 2 if "2" in where else 1]
+
     def test_all_names_of_a_convolution_are_in_the_state_dict(self) -> None:
         shared = nn.Conv2d(3, 3, 3, padding=1)
         model = nn.Sequential(shared, nn.ReLU(), shared)
@@ -358,10 +364,11 @@ class TestRefusals:
         with pytest.raises(ValueError, match=f"{missing} is missing"):
             mb.convert(Tiny())(scene()[0], **given)
 
-    def test_weights_that_two_convolutions_share(self) -> None:
+    @pytest.mark.parametrize("kind", ["weight", "bias"])
+    def test_parameters_that_two_convolutions_share(self, kind: str) -> None:
         model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3))
-        model[1].weight = model[0].weight
-        with pytest.raises(ValueError, match="cannot convert 0: it shares its weight with 1"):
+        setattr(model[1], kind, getattr(model[0], kind))
+        with pytest.raises(ValueError, match=f"cannot convert 0: it shares its {kind} with 1"):
             mb.convert(model, where="all")
 
     def test_compiled_depth_at_another_resolution(self) -> None:

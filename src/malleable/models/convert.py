@@ -283,10 +283,13 @@ def _select(model: nn.Module, where: Where, seen: Watched | None, failure: Excep
         patterns = [where] if isinstance(where, str) else list(where) if isinstance(where, Iterable) else [where]
         if not all(isinstance(pattern, str) for pattern in patterns):
             raise TypeError(f"where must be 'first-of-stage', 'all', names, globs or a function, got {where!r}")
+        first = {module: name for name, module in candidates.items()}  # of the names that a module has
+        every = {name: first[m] for name, m in model.named_modules(remove_duplicate=False) if m in first}
         for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in candidates):
+            if not any(fnmatchcase(name, pattern) for name in every):
                 raise ValueError(f"where: {pattern!r} matches no k × k convolution, k > 1, of {kind}")
-        names = [name for name in candidates if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        chosen = {every[name] for name in every if any(fnmatchcase(name, pattern) for pattern in patterns)}
+        names = [name for name in candidates if name in chosen]
     if not names:
         raise ValueError(
             f"where={where!r} finds nothing to replace in {kind}, which has {len(candidates)} k × k, k > 1, "
@@ -313,8 +316,12 @@ def _replace(model: nn.Module, name: str, layer_type: type[DepthConv2d], options
     """
     conv2d = model.get_submodule(name)
     for other, module in model.named_modules():
-        if module is not conv2d and any(value is conv2d.weight for value in module._parameters.values()):
-            raise ValueError(f"cannot convert {name}: it shares its weight with {other}; give it one of its own first")
+        for kind in ("weight", "bias"):
+            own = conv2d._parameters.get(kind)
+            if own is not None and module is not conv2d and any(own is value for value in module._parameters.values()):
+                raise ValueError(
+                    f"cannot convert {name}: it shares its {kind} with {other}; give it one of its own first"
+                )
     try:
         layer = _layer_like(cast(nn.Conv2d, conv2d), layer_type, options)
         conv2d.__class__ = type(layer)
