@@ -291,6 +291,18 @@ class TestWhere:
         assert list(net.layers()) == ["stage1.0.spatial", "stage2.0.spatial"]
         assert relative_error(net(rgb, depth=torch.ones_like(depth), focal=60.0), model(rgb)) < 1e-5
 
+    def test_a_convolution_that_did_not_run_is_named(self) -> None:
+        class Functional(Tiny):
+            def __init__(self) -> None:
+                super().__init__()
+                self.head = nn.Conv2d(12, 4, 3)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return nn.functional.conv2d(super().forward(x), self.head.weight)
+
+        with pytest.warns(UserWarning, match="Functional did not run head on an example image"):
+            mb.convert(Functional(), where="all")
+
     @pytest.mark.parametrize("where", [5, None, [1]])
     def test_other_types_are_refused(self, where: Any) -> None:
         with pytest.raises(TypeError, match="where must be"):

@@ -185,6 +185,14 @@ def convert(
     kind, model = type(model).__name__, copy.deepcopy(model)
     net = place(model, placed, conv, kernels, options, add_depth_input(depth_input, model, seen, failure), seen)
     net.fill_depth = fill_depth
+    idle = [name for name in names if seen and name not in seen.convolutions]
+    if idle:
+        warnings.warn(
+            f"{kind} did not run {', '.join(idle[:3])}{' and others' if len(idle) > 3 else ''} on an example image; "
+            "leave them out with where=, unless they run in training or on other images: a network that only uses "
+            "their weights would get those of all kernels",
+            stacklevel=2,
+        )
     if seen and conv is not None and where == "first-of-stage":
         net.missed = tuple(seen.missed(names))
         if net.missed:
