@@ -10,7 +10,17 @@ from socket import gethostname
 import pytest
 
 from helpers.runs import start
-from malleable.files import HOLDER, cache_folder, check_free, held, locked, remove_partial, whole_path, write_whole
+from malleable.files import (
+    HOLDER,
+    cache_folder,
+    check_free,
+    held,
+    locked,
+    read_json,
+    remove_partial,
+    whole_path,
+    write_whole,
+)
 
 
 def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
@@ -163,3 +173,8 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder() == Path("/scratch/malleable")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path("/home/me/.cache/malleable")
+
+
+def test_json_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "x.json").write_text('{"a": 1}', encoding="utf-8-sig")
+    assert read_json(tmp_path / "x.json") == {"a": 1}

@@ -192,7 +192,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object."""
     require_file(path)
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error})") from error
     if not isinstance(entries, dict):
