@@ -64,3 +64,9 @@ def test_depth_units() -> None:
         to_metres(raw, "inch")
     with pytest.raises(ValueError, match="unit"):
         to_metres(raw, -1.0)
+
+
+@pytest.mark.parametrize("unit", [None, ["mm"]])
+def test_a_unit_of_another_type_is_named(unit: object) -> None:
+    with pytest.raises(ValueError, match="unit must be metres per count or one of m, mm"):
+        to_metres(torch.ones(1), unit)  # type: ignore[arg-type]

@@ -178,3 +178,13 @@ def test_a_focal_length_that_could_not_be_checked_makes_no_nan() -> None:
 def test_depth_of_eight_bits_is_warned_of() -> None:
     with pytest.warns(UserWarning, match="depth is bfloat16"):
         mb.Geometry(torch.ones(1, 1, 4, 4, dtype=torch.bfloat16), 5.0)
+
+
+def test_depth_that_is_no_tensor_is_named() -> None:
+    with pytest.raises(TypeError, match="depth must be a tensor, got ndarray"):
+        relative_depth(torch.ones(1, 1, 4, 4).numpy(), 10.0, 3)  # type: ignore[arg-type]
+
+
+def test_a_geometry_without_numbers_can_be_shown() -> None:
+    geometry = mb.Geometry(torch.ones(2, 1, 4, 6, device="meta"), 10.0)
+    assert repr(geometry) == "Geometry(depth=(2, 1, 4, 6), focal=(2,))"

@@ -22,7 +22,7 @@ def metres_per_count(unit: str | float) -> float:
     """Read a depth unit: a name in ``DEPTH_UNITS`` or a positive number."""
     try:
         metres = DEPTH_UNITS[unit] if unit in DEPTH_UNITS else float(unit)
-    except ValueError:
+    except (TypeError, ValueError):
         metres = 0.0
     if not 0 < metres < math.inf:
         raise ValueError(f"unit must be metres per count or one of {', '.join(DEPTH_UNITS)}, got {unit!r}")

@@ -43,5 +43,6 @@ def relative_depth(
         ``value`` (N, taps, Hout, Wout), 0 where unknown, and ``valid``, a bool mask of the same shape.
     """
     window = Window.of(kernel_size, stride, padding, dilation)
+    geometry = Geometry(depth, focal)
     dtype = torch.promote_types(depth.dtype, torch.float32)
-    return Geometry(depth, focal).relative_depth(window, depth.shape[-2:] if size is None else size, dtype)
+    return geometry.relative_depth(window, depth.shape[-2:] if size is None else size, dtype)

@@ -70,7 +70,8 @@ class Geometry:
         self._shared: dict[Hashable, object] = {}
 
     def __repr__(self) -> str:
-        return f"Geometry(depth={tuple(self.depth.shape)}, focal={self.focal.tolist()})"
+        focal = tuple(self.focal.shape) if self.focal.is_meta else self.focal.tolist()
+        return f"Geometry(depth={tuple(self.depth.shape)}, focal={focal})"
 
     def __getstate__(self) -> dict[str, object]:
         return {"depth": self.depth, "focal": self.focal, "_shared": {}}
