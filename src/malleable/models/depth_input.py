@@ -50,16 +50,15 @@ class DepthInput(nn.Module):
             raise ValueError(f"{first} has a parametrized weight; un-parametrize it before conversion")
         self.kind, self.name, self.slot = kind, name, Slot()
         self.pads: Pads | Literal["same"] | None = None  # around the channel, if the first one pads in its own forward
-        padding, mode = conv.padding, conv.padding_mode
+        names = ("out_channels", "kernel_size", "stride", "padding", "dilation", "padding_mode")
+        same: dict[str, Any] = {name: getattr(conv, name) for name in names}
         if type(conv).forward is not nn.Conv2d.forward or type(conv)._conv_forward is not nn.Conv2d._conv_forward:
             inside = plain_inside(conv)
             if inside is None:
                 raise ValueError(f"{first} is a {type(conv).__name__}, which computes its output in its own way")
-            self.pads, padding, mode = inside.pads, 0, "zeros"
-        self.conv = nn.Conv2d(
-            1, conv.out_channels, conv.kernel_size, conv.stride, padding, conv.dilation,
-            bias=False, padding_mode=mode, device="meta"  # where no random numbers are drawn
-        )  # fmt: skip
+            self.pads = inside.pads
+            same |= {"padding": 0, "padding_mode": "zeros"}
+        self.conv = nn.Conv2d(1, **same, bias=False, device="meta")  # where no random numbers are drawn
         self.conv.weight = nn.Parameter(torch.zeros_like(conv.weight[:, :1]))
 
     def widen(self, conv: nn.Module, slot: Slot) -> None:
