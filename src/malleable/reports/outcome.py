@@ -124,17 +124,13 @@ def read_training(folder: Path, config: Config, dataset: SampleDataset | str | N
     rows = read_log(folder)
     last = next((row for row in reversed(rows) if row.miou is not None), None)
     results = None if last is None else own_results(folder, config, last.step, dataset)
+    beyond: dict[str, Any] = {} if results is None else results.beyond()
     learned = {row.step: row.receptive_fields for row in rows if row.receptive_fields}
     speeds = [speed for row in rows if (speed := row.training.get("images_per_second")) is not None]
     return Run(
         folder,
         config,
-        None
-        if last is None
-        else replace(
-            _validated(last.scores, last.iou, config, last.step),
-            **({} if results is None else results.beyond()),
-        ),
+        None if last is None else replace(_validated(last.scores, last.iou, config, last.step), **beyond),
         max((row.step for row in rows), default=0),
         validations(rows),
         {} if last is None else learned.get(last.step, {}),

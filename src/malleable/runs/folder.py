@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +29,7 @@ from malleable.runs.checkpoint import (
 from malleable.runs.config import Config
 from malleable.runs.log import METRICS, Log, Row, read_log, validations
 from malleable.runs.scores import RESULTS, SCORES, Scores
-from malleable.runs.settings import read_settings
+from malleable.runs.settings import dumped, read_settings
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -239,9 +240,7 @@ def read_config(folder: Path) -> Config:
 
 def write_settings(folder: Path, config: Config) -> None:
     """Make ``folder``, with the YAML that runs ``config`` again."""
-    import yaml  # type: ignore[import-untyped]  # comes with jsonargparse
-
-    values: str = yaml.safe_dump({**config.to_dict(), "out": str(folder)}, sort_keys=False)
-    text = f"# malleable train --config {folder / SETTINGS} --resume auto\n{values}"
+    command = ["malleable", "train", "--config", str(folder / SETTINGS), "--resume", "auto"]
+    values = dumped({**config.to_dict(), "out": str(folder)})
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / SETTINGS, text.encode())
+    write_whole(folder / SETTINGS, f"# {shlex.join(command)}\n{values}".encode())

@@ -221,6 +221,21 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def dumped(settings: Mapping[str, Any]) -> str:
+    """Write ``settings`` as YAML that is read as the same: text that looks like a number to us, 1e-4, is quoted."""
+    import yaml  # type: ignore[import-untyped]  # comes with jsonargparse
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc]
+        """Knows the numbers of our loader."""
+
+    def represent(dumper: Any, text: str) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, "'" if _is_number(text) else None)
+
+    Dumper.add_representer(str, represent)
+    text: str = yaml.dump(dict(settings), Dumper=Dumper, sort_keys=False)
+    return text
+
+
 def _load(text: str, source: str) -> dict[str, Any]:
     """Load the settings of a YAML text of ``source``."""
     from jsonargparse import get_loader  # PyYAML's safe loader, with numbers such as 1e-4
@@ -248,7 +263,7 @@ def _value(text: str, source: str) -> Any:
 
 def _require_plain(text: str, source: str) -> None:
     """Raise before YAML's loader makes objects of tags, drops the first of two entries, or writes out an alias bomb."""
-    import yaml  # type: ignore[import-untyped]  # comes with jsonargparse
+    import yaml  # comes with jsonargparse
 
     nodes, seen = [("", yaml.compose(text, Loader=yaml.SafeLoader))], 0
     while nodes:
