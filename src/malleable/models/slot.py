@@ -14,9 +14,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -49,8 +46,8 @@ class Slot(threading.local):
         def name_geometry(grad: Tensor) -> None:
             self.replayed = weakref.ref(geometry)
 
-        for output in _tensors(outputs, set()):
-            if output.grad_fn is not None:
+        for output in tree_leaves(outputs):
+            if isinstance(output, Tensor) and output.requires_grad:
                 output.register_hook(name_geometry)  # type: ignore[no-untyped-call]
 
     def current(self) -> Geometry:
@@ -64,17 +61,6 @@ class Slot(threading.local):
                 "call net(image, depth=depth, focal=focal), not net.model or a part of it"
             )
         return geometry
-
-
-def _tensors(outputs: Any, seen: set[int]) -> Iterator[Tensor]:
-    """Go through the tensors in ``outputs``, also those in objects that are no pytrees, each of which is seen once."""
-    for leaf in tree_leaves(outputs):
-        if isinstance(leaf, Tensor):
-            yield leaf
-        elif id(leaf) not in seen and not isinstance(leaf, (type, ModuleType, nn.Module)):
-            seen.add(id(leaf))
-            slots = [getattr(leaf, field.name, None) for field in fields(leaf)] if is_dataclass(leaf) else []
-            yield from _tensors([*slots, *getattr(leaf, "__dict__", {}).values()], seen)
 
 
 def _in_backward() -> bool:
