@@ -8,7 +8,7 @@ from malleable.reports.comparison import read_results
 from malleable.reports.plan import read_plan
 
 ROOT = Path(__file__).parents[2]
-STUDIES = [path for path in sorted((ROOT / "studies").rglob("*.yaml")) if path.stem != "base"]
+STUDIES = [path for path in sorted((ROOT / "studies").glob("*/*.yaml")) if path.stem != "base"]
 RECORDED = {path: ROOT / plan.record for path in STUDIES if (plan := read_plan(path)).record}
 KEPT = {path: record / "results.json" for path, record in RECORDED.items() if (record / "results.json").is_file()}
 
