@@ -15,7 +15,7 @@ from malleable.reports.comparison import Comparison, read_results
 from malleable.reports.outcome import Run, grouped, read_run
 from malleable.reports.plan import Plan, PlannedRun
 from malleable.reports.statistics import Average
-from malleable.reports.tables import field_cells, print_table, score_cells, to_markdown
+from malleable.reports.tables import field_cells, print_table, score_cells, split_cells, stress_cells, to_markdown
 from malleable.runs.config import Config, DataConfig, ModelConfig, TrainConfig
 from malleable.runs.log import ReceptiveField
 from malleable.runs.scores import Protocol, Scores
@@ -248,3 +248,24 @@ def test_runs_of_one_seed_are_compared(
     baseline, other = with_seeds(tmp_path / "baseline", first), with_seeds(tmp_path / "other", second)
     assert ahead(other, baseline) == (gain and pytest.approx(gain))
     assert ahead(baseline, other) == (gain and pytest.approx((-gain[0], *gain[1:])))
+
+
+def test_faults_stand_beside_the_scores_of_the_runs_that_were_tested(tmp_path: Path) -> None:
+    for seed, miou in enumerate((40.0, 50.0)):
+        write_outcome(tmp_path / str(seed), miou=miou, seed=seed)
+    write_outcome(tmp_path / "2", miou=60.0, seed=2, stress={"depth × 4": 60.0}, splits={"night": 20.0}, split="val")
+    comparison = Comparison("", grouped(read_run(tmp_path / name) for name in "012"))
+    assert stress_cells(comparison)[1:] == [["none", "60.00"], ["depth × 4", "60.00"]]
+    assert split_cells(comparison)[1:] == [["val", "60.00"], ["night", "20.00"]]
+
+
+def test_a_split_has_the_name_of_what_was_measured(tmp_path: Path) -> None:
+    write_outcome(tmp_path / "run", miou=55.0, split="test", splits={"val": 40.0})
+    cells = split_cells(Comparison("", grouped([read_run(tmp_path / "run")])))
+    assert cells[1:] == [["test", "55.00"], ["val", "40.00"]]
+
+
+def test_two_runs_of_one_seed_are_no_row(tmp_path: Path) -> None:
+    runs = [read_run(write_outcome(tmp_path / name, miou=40.0)) for name in "ab"]
+    with pytest.raises(ValueError, match=r"'x' has two runs of seed 0, .*a and .*b; give each a row of its own"):
+        Comparison("", {"x": runs})

@@ -67,6 +67,12 @@ class Compared:
         several = any(len(scores.protocol.scales) > 1 for _, scores in self.counted)
         return paper_row(self.config, several)
 
+    def beyond(self, kind: str) -> dict[str, Average | None]:
+        """Give the mean mIoU by fault (``"stress"``) or split (``"splits"``), that without first, of the same runs."""
+        tested = [scores for _, scores in self.counted if getattr(scores, kind)]
+        own = "none" if kind == "stress" else tested[0].split
+        return {own: Average.of(scores.miou for scores in tested), **getattr(self, kind)}
+
     @property
     def images_per_second(self) -> float | None:
         speeds = [run.images_per_second for run in self.runs if run.images_per_second is not None]
@@ -93,6 +99,8 @@ class Comparison:
     def __init__(self, title: str, rows: Mapping[str, Sequence[Run]], baseline: str | None = None) -> None:
         self.title = title
         counted = {name: _measured_alike(runs) for name, runs in rows.items()}
+        for name, measured_alike in counted.items():
+            _require_seeds(name, [run for run, _ in measured_alike])
         if baseline is None:
             found = [name for name in rows if counted[name]] or list(rows)
             baseline = next((name for name in found if not rows[name][0].config.model.sees_depth), found[0])
@@ -173,6 +181,19 @@ def _measured_alike(runs: Sequence[Run]) -> tuple[tuple[Run, Scores], ...]:
     found = [(run, run.scores) for run in runs if run.scores is not None]
     most = Counter((scores.setting, scores.step) for _, scores in found).most_common(1)
     return tuple((run, scores) for run, scores in found if (scores.setting, scores.step) == most[0][0])
+
+
+def _require_seeds(name: str, runs: Sequence[Run]) -> None:
+    """Refuse runs of one row that have the same seed: means and tests would take them for independent ones."""
+    folders: dict[int, Path] = {}
+    for run in runs:
+        seed = run.config.train.seed
+        if seed in folders:
+            raise ValueError(
+                f"{name!r} has two runs of seed {seed}, {folders[seed]} and {run.folder}; give each a row of its own, "
+                "or leave one out"
+            )
+        folders[seed] = run.folder
 
 
 def _gain(own: Sequence[tuple[Run, Scores]], first: Sequence[tuple[Run, Scores]], alone: bool) -> Average | None:

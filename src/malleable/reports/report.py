@@ -121,11 +121,11 @@ def _together(rows: Sequence[Compared]) -> dict[str, Any]:
 
     def draw(dataset: SampleDataset | None) -> dict[str, Figure]:
         figures = comparison_figures({row.name: row.runs[0].folder for row in rows}, dataset, rows[0].runs[0].trust)
-        tested = {
-            row.name: (row.miou.mean, {fault: found.mean for fault, found in row.stress.items() if found})
-            for row in rows
-            if row.miou and row.stress
-        }
+        tested = {}
+        for row in rows:
+            if row.stress:
+                none, *faults = ((fault, found.mean) for fault, found in row.beyond("stress").items() if found)
+                tested[row.name] = (none[1], dict(faults))
         drawn = {"stress": stress(tested)} if tested else {}
         return {name: figure for name, figure in {**figures, **drawn}.items() if alike or name != "qualitative"}
 
@@ -139,9 +139,9 @@ def _drawn(
     missing = [f"Figures that need the data are left out: {dataset}"] if isinstance(dataset, str) else []
     try:
         figures = draw(None if isinstance(dataset, str) else dataset)
+        pictures = [picture(name, figure) for name, figure in figures.items()]
     except (ValueError, OSError, RuntimeError) as error:
-        figures, missing = {}, [f"The figures could not be drawn: {error}"]
-    pictures = [picture(name, figure) for name, figure in figures.items()]
+        pictures, missing = [], [f"The figures could not be drawn: {error}"]
     if not pictures and not missing:
         missing = ["There is nothing to draw: neither metrics.jsonl nor a checkpoint was found"]
     return {"pictures": pictures, "missing": missing}

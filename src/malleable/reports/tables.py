@@ -65,14 +65,14 @@ def score_cells(comparison: Comparison) -> list[list[str]]:
 
 def stress_cells(comparison: Comparison) -> list[list[str]]:
     """Give a heading of the rows that were tested with faults of depth, then a line for each fault."""
-    found = {row.name: {"none": row.miou, **row.stress} for row in _measured(comparison) if row.stress}
+    found = {row.name: row.beyond("stress") for row in _measured(comparison) if row.stress}
     return _by_name("mIoU, by the fault of depth", found)
 
 
 def split_cells(comparison: Comparison) -> list[list[str]]:
     """Give a heading of the rows that were measured on other splits, then a line for each split, its own first."""
-    rows = [row for row in _measured(comparison) if row.splits]
-    return _by_name("mIoU, by split", {row.name: {row.config.data.val: row.miou, **row.splits} for row in rows})
+    found = {row.name: row.beyond("splits") for row in _measured(comparison) if row.splits}
+    return _by_name("mIoU, by split", found)
 
 
 def _by_name(title: str, found: Mapping[str, Mapping[str, Average | None]]) -> list[list[str]]:
