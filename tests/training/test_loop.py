@@ -390,6 +390,25 @@ def test_a_run_whose_checkpoints_are_gone_keeps_its_log(
     assert metrics(tmp_path / "run") == metrics(whole)
 
 
+@pytest.mark.parametrize(
+    "content", ["# mine\nmodel: {kernels: 3}\n", "# malleable train --config x.yaml\ntrain: {}\n"]
+)
+def test_settings_that_no_run_wrote_are_left_alone(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (tmp_path / "config.yaml").write_text(content)
+    assert cli.main([*arguments(data, tmp_path), "--resume", "auto"]) == 1
+    assert "config.yaml was not written by a run, which would replace it" in capsys.readouterr().err
+    assert (tmp_path / "config.yaml").read_text() == content
+
+
+def test_data_without_labels_is_refused(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    (tmp_path / "data/labels").rename(tmp_path / "data/label")
+    assert cli.main(arguments(tmp_path / "data", tmp_path / "run")) == 1
+    assert "has no labels, so nothing can be learned or scored there; put them into labels/" in capsys.readouterr().err
+
+
 def logged(out: Path, step: int) -> RunFolder:
     """A run that saves every second step and has logged ``step``, but has no checkpoint."""
     write_settings(out, replace(Config(), train=TrainConfig(checkpoint_every=2)))

@@ -67,6 +67,7 @@ class Cityscapes(SampleDataset):
             raise FileNotFoundError(
                 f"no images <city>/*{suffix} in {folder}; root must hold leftImg8bit, disparity, camera and gtFine"
             )
+        self.labelled = split != "test" or any(self._label_path(id).exists() for id in self.ids)
 
     def __getitem__(self, index: int) -> Sample:
         id = self.ids[index]
@@ -74,7 +75,7 @@ class Cityscapes(SampleDataset):
         size = (image.shape[1], image.shape[2])
         camera, baseline = _read_camera(self._path("camera", id, "camera.json"), size)
         counts = read_counts(self._path("disparity", id, "disparity.png"))
-        label = self._label(self._path("gtFine", id, "gtFine_labelIds.png"), size)
+        label = self._label(self._label_path(id), size)
         for name, found in (("disparity", tuple(counts.shape)), ("label", tuple(label.shape))):
             if found != size:
                 raise ValueError(f"{id}: {name} is {found} but the image {size}; they must cover the same pixels")
@@ -82,6 +83,9 @@ class Cityscapes(SampleDataset):
 
     def _path(self, kind: str, id: str, suffix: str) -> Path:
         return self.root / kind / self.split / id.split("_")[0] / f"{id}_{suffix}"
+
+    def _label_path(self, id: str) -> Path:
+        return self._path("gtFine", id, "gtFine_labelIds.png")
 
     def _label(self, path: Path, size: tuple[int, int]) -> Tensor:
         if self.split == "test" and not path.exists():

@@ -84,12 +84,14 @@ class SampleDataset(Dataset[Sample]):
     """Gives samples by their index.
 
     ``classes`` are names, ``palette`` one (red, green, blue) of 0..255 per class, ``ids`` name the samples in order.
+    ``labelled`` is False if every label is known to be 255.
     """
 
     name: str
     ids: list[str]
     classes: tuple[str, ...]
     palette: tuple[Colour, ...]
+    labelled: bool = True
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -42,6 +42,8 @@ _HARMLESS = {
 }
 """These may change in the middle of a run without changing what it learns."""
 
+_AGAIN = ["--resume", "auto"]  # ends the first line of the settings that a run wrote
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -107,6 +109,11 @@ class RunFolder:
             warnings.warn(f"{', '.join(partial)}: the run was stopped while writing; removed", stacklevel=2)
         checkpoints = all_checkpoints(self.path / FOLDER)
         if resume and not checkpoints:
+            if SETTINGS in found and not _is_own(self.path / SETTINGS):
+                raise ValueError(
+                    f"{self.path / SETTINGS} was not written by a run, which would replace it; keep it elsewhere, or "
+                    "give another folder with --out"
+                )
             if RESULTS in found or _has_saved(self.path):
                 raise ValueError(
                     f"{self.path} holds the log or scores of a run, but none of its checkpoints to go on from; use "
@@ -185,13 +192,18 @@ class RunFolder:
         self._log.write(Row(step, scores={name: getattr(scores, name) for name in SCORES}, iou=iou))
 
 
+def _is_own(settings: Path) -> bool:
+    """Tell whether a run wrote these settings, by their first line."""
+    return settings.read_bytes().split(b"\n", 1)[0].rstrip().endswith(" ".join(_AGAIN).encode())
+
+
 def _has_saved(folder: Path) -> bool:
     """Tell whether the log has what comes after a checkpoint: a validation, or a step beyond the first that is saved.
 
     That step itself is logged before it is saved, and a run may have been killed in between.
     """
     rows = read_log(folder)
-    first = read_config(folder).train.checkpoint_every if (folder / SETTINGS).is_file() else 0
+    first = read_config(folder).train.checkpoint_every if rows and (folder / SETTINGS).is_file() else 0
     return bool(validations(rows)) or any(row.step > first for row in rows)
 
 
@@ -240,7 +252,7 @@ def read_config(folder: Path) -> Config:
 
 def write_settings(folder: Path, config: Config) -> None:
     """Make ``folder``, with the YAML that runs ``config`` again."""
-    command = ["malleable", "train", "--config", str(folder / SETTINGS), "--resume", "auto"]
+    command = ["malleable", "train", "--config", str(folder / SETTINGS), *_AGAIN]
     values = dumped({**config.to_dict(), "out": str(folder)})
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / SETTINGS, f"# {shlex.join(command)}\n{values}".encode())

@@ -79,6 +79,12 @@ def run_steps(fabric: Fabric, config: Config, folder: RunFolder, resume: bool) -
     """Train from the start, or from the newest checkpoint in ``folder``, to the last step. A signal raises Stopped."""
     data, recipe = config.data, config.train
     train_set, val_set = open_dataset(data.root, data.train), open_dataset(data.root, data.val)
+    for name, dataset in (("train", train_set), ("val", val_set)):
+        if not dataset.labelled:
+            raise ValueError(
+                f"data.{name}={getattr(data, name)} of {data.root} has no labels, so nothing can be learned or scored "
+                "there; put them into labels/, or gtFine/ in Cityscapes' tree, or choose another split"
+            )
     loss = build_loss(recipe)
     started = folder.started(resume)
     state = State(fabric, config, train_set, pretrained=not started)
@@ -152,7 +158,7 @@ def update(state: State, batch: Batch, loss: Loss, folder: RunFolder) -> tuple[f
         state.model, state.stepper, max_norm=recipe.clip or math.inf, error_if_nonfinite=False
     )
     norm = float(clipped) if isinstance(clipped, Tensor) else math.nan
-    if not math.isfinite(value) or (not math.isfinite(norm) and not state.scaled):  # a scaler skips
+    if not math.isfinite(value) or (not math.isfinite(norm) and state.scale < 1):  # from 1 the factor may be to blame
         raise not_finite(state, value, per_image, batch.ids, folder)
     state.advance()
     return value, norm

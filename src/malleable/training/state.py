@@ -62,7 +62,7 @@ class State:
         self.optimizer: torch.optim.Optimizer = (
             torch.optim.SGD(groups, momentum=recipe.momentum)
             if recipe.optimizer == "sgd"
-            else torch.optim.AdamW(groups, fused=not self.scaled)  # a scaler needs to clip before
+            else torch.optim.AdamW(groups, fused=not self.scale)  # a scaler needs to clip before
         )
         self._initial_lr = [group["lr"] for group in groups]
         compiled: Any = torch.compile(self.net) if recipe.compile else self.net
@@ -70,9 +70,10 @@ class State:
         self.set_mode()
 
     @property
-    def scaled(self) -> bool:
-        """Tell whether losses are scaled for half precision, and steps whose gradient is not finite skipped."""
-        return getattr(self.fabric.strategy.precision, "scaler", None) is not None
+    def scale(self) -> float:
+        """Give the factor of losses in half precision, halved at each step whose gradient is not finite; 0 if none."""
+        scaler = getattr(self.fabric.strategy.precision, "scaler", None)
+        return 0.0 if scaler is None else float(scaler.get_scale())
 
     def set_lr(self) -> None:
         """Follow the schedule, by default poly (paper, 4.2). torch's own drift from it: they multiply rate by rate."""
@@ -104,7 +105,8 @@ class State:
                     module.centers[module.kernels // 2 + 1] = 0
         decay = self.config.train.ema
         if self.ema is not None and decay is not None:  # AveragedModel's first update would be a copy
-            for average, now in zip(self.ema.state_dict().values(), self.net.state_dict().values(), strict=True):
+            own, current = ((*net.parameters(), *net.buffers()) for net in (self.ema, self.net))  # shared ones once
+            for average, now in zip(own, current, strict=True):
                 if average.is_floating_point():
                     average.lerp_(now, 1 - decay)
                 else:
