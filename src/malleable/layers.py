@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 import torch
@@ -89,32 +89,37 @@ class DepthConv2d(nn.Module):
     def dilation(self) -> tuple[int, int]:
         return self.window.dilation
 
+    def window_on(self, size: Sequence[int]) -> Window:
+        """The window on a map of ``size``, on which its padding may depend (``pads_same``)."""
+        if not self.pads_same:
+            return self.window
+        return self.window.padded(same_padding(size, self.kernel_size, self.stride, self.dilation))
+
     def view(self, geometry: Geometry, size: Sequence[int]) -> tuple[Window, tuple[int, int]]:
         """The window on a map of ``size``, and the size of the part of that map that shows the geometry's image.
 
         What the network itself put around that part (``padded_at``) counts as padding of the window.
         """
         height, width = size
-        if self.pads_same:
-            padding = same_padding(size, self.kernel_size, self.stride, self.dilation)
-            return self.window.padded(padding), (height, width)
+        window = self.window_on(size)
         if self.padded_at is None:
-            return self.window, (height, width)
+            return window, (height, width)
         rate, image = self.padded_at, geometry.depth.shape[-2:]
         rows, columns = (min(s, (n + rate - 1) // rate) for s, n in zip(size, image, strict=True))
-        left, right, top, bottom = self.window.padding
+        left, right, top, bottom = window.padding
         x, y = width - columns, height - rows
         first, above = x // 2, y // 2
         if self.padded_before is not None:
             first, above = min(x, self.padded_before[0]), min(y, self.padded_before[1])
         padding = (left + first, right + x - first, top + above, bottom + y - above)
-        return self.window.padded(padding), (rows, columns)
+        return window.padded(padding), (rows, columns)
 
     def crop(self, x: Tensor, geometry: Geometry) -> tuple[Tensor, Window]:
         """Cut out the part of x (N, C, H, W) that shows the geometry's image, for a window that pads it."""
         window, (height, width) = self.view(geometry, x.shape[-2:])
         if self.padded_at is not None:
-            top, left = window.padding[2] - self.window.padding[2], window.padding[0] - self.window.padding[0]
+            own = self.window_on(x.shape[-2:])
+            top, left = window.padding[2] - own.padding[2], window.padding[0] - own.padding[0]
             x = x[..., top : top + height, left : left + width]
         return x, window
 
@@ -170,7 +175,7 @@ class DepthConv2d(nn.Module):
     def forward(self, x: Tensor, geometry: Geometry) -> Tensor:
         """Map x (N, C, H, W), at any rate of the geometry's image, to (N, O, Hout, Wout), as ``nn.Conv2d`` does."""
         weight, size = self.effective_weight(), x.shape[-2:]
-        _check_inputs(x, weight, self.window, self.groups, geometry)
+        _check_inputs(x, weight, self.window_on, self.groups, geometry)
         x, window = self.crop(x, geometry)
         y = self._at_once(x, weight, geometry, window)
         if y is not None:
@@ -435,7 +440,7 @@ class DepthAwareAvgPool2d(nn.Module):
         """Map x (N, C, H, W), at any rate of the geometry's image, to (N, C, Hout, Wout)."""
         channels = x.shape[1] if x.ndim == 4 else 0
         weight = x.new_ones(channels, 1, *self.window.kernel_size)
-        _check_inputs(x, weight, self.window, channels, geometry)
+        _check_inputs(x, weight, lambda size: self.window, channels, geometry)
         dtype = torch.promote_types(x.dtype, torch.float32)
         size = x.shape[-2:]
         g = depth_aware_assign(geometry.depth_difference(self.window, size, dtype).value, self.alpha)
@@ -450,11 +455,13 @@ class DepthAwareAvgPool2d(nn.Module):
         return f"kernel_size={kernel}, stride={stride}, padding={padding}, alpha={self.alpha}"
 
 
-def _check_inputs(x: Tensor, weight: Tensor, window: Window, groups: int, geometry: Geometry) -> None:
+def _check_inputs(
+    x: Tensor, weight: Tensor, window_on: Callable[[Sequence[int]], Window], groups: int, geometry: Geometry
+) -> None:
     """Refuse features that the layer cannot take and a geometry that cannot belong to them, before it is measured."""
     if torch.compiler.is_compiling():  # symbolic sizes make a compiler prove each of these; the operator checks too
         return
-    check_features(x, weight, window, groups)
+    check_features(x, weight, window_on(x.shape[-2:]), groups)
     if not isinstance(geometry, Geometry):
         raise TypeError(f"geometry must be a malleable.Geometry(depth, focal), got {type(geometry).__name__}")
     depth = geometry.depth

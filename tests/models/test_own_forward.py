@@ -296,3 +296,18 @@ def test_hooks_are_not_lost_in_silence(make: type[nn.Conv2d]) -> None:
     conv.register_forward_hook(lambda *_: None)
     with pytest.raises(ValueError, match="cannot convert 0: conv2d has hooks"):
         converted(conv)
+
+
+def test_maps_smaller_than_the_kernel_are_padded_too() -> None:
+    conv = drawn(Conv2dSame(6, 8, 5, stride=2), seed=0)
+    expected = conv(RGB[..., :4, :4])
+    found = converted(conv)(RGB[..., :4, :4], depth=FLAT[..., :4, :4], focal=60.0)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("width", [31, 32])
+def test_what_is_padded_twice_is_read_whole(width: int) -> None:
+    original = nn.Sequential(nn.ZeroPad2d(1), drawn(Conv2dSame(3, 8, 3, stride=2), seed=0))
+    rgb, flat = RGB[:, :3, :, :width], FLAT[..., :width]
+    expected = original(rgb)
+    torch.testing.assert_close(mb.convert(original, where=["1"])(rgb, depth=flat, focal=60.0), expected)

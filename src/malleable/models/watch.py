@@ -60,12 +60,14 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.given: list[tuple[list[Map], bool]] = []  # to the modules that run, and whether a map had been enlarged
         self.smallest = example.shape[-2]  # height that any convolution wrote, pooled vectors aside
         self.grown = False
-        self.padded: Tensor | None = None  # the last map that was padded
+        self.padded: Tensor | None = None  # the last map that was padded, but not by a convolution itself
+        self.convolving = 0
         self.pads, self.mode = (0, 0, 0, 0), "zeros"
 
     def follow(self, name: str, module: nn.Module) -> None:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self.running.append(name)
+            self.convolving += isinstance(module, nn.Conv2d)
             maps = [given for value in (*args, *kwargs.values()) if (given := _map(value))]
             self.given.append((maps, self.grown))
             if maps:
@@ -73,6 +75,7 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             self.running.pop()
+            self.convolving -= isinstance(module, nn.Conv2d)
             maps, grown = self.given.pop()
             result = _map(output[0] if isinstance(output, tuple) and output else output)
             if result:
@@ -117,7 +120,7 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.seen.adders.add(self.running[-1])
                 if not self.grown:
                     self.seen.sums.add(summed.height)
-        elif func in _PADDING and len(args[1]) == 4:
+        elif func in _PADDING and not self.convolving and len(args[1]) == 4:
             left, right, top, bottom = args[1]
             self.padded, self.pads = result, (left, right, top, bottom)
             self.mode = "zeros" if _PADDING[func] == "constant" and not any(args[2:]) else _PADDING[func]
