@@ -169,6 +169,10 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/scratch")
     monkeypatch.setenv("MALLEABLE_CACHE", "/chosen")
     assert cache_folder() == Path("/chosen")
+    monkeypatch.setenv("MALLEABLE_CACHE", "~/chosen")
+    assert cache_folder() == Path("/home/me/chosen")
+    monkeypatch.setenv("MALLEABLE_CACHE", ".")  # a library without a folder would be looked for elsewhere
+    assert cache_folder() == Path.cwd()
     monkeypatch.delenv("MALLEABLE_CACHE")
     assert cache_folder() == Path("/scratch/malleable")
     monkeypatch.delenv("XDG_CACHE_HOME")

@@ -29,7 +29,7 @@ def cache_folder() -> Path:
     """Return where what can be made again is kept: $MALLEABLE_CACHE, else malleable/ in the user's cache folder."""
     chosen = os.environ.get("MALLEABLE_CACHE")
     # Without a home folder older platformdirs leave a ~ in the path, which expanduser refuses.
-    return Path(chosen) if chosen else user_cache_path("malleable", appauthor=False).expanduser()
+    return Path(chosen or user_cache_path("malleable", appauthor=False)).expanduser().absolute()
 
 
 def check_free(path: Path, overwrite: bool) -> None:

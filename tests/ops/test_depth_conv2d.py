@@ -47,6 +47,14 @@ def test_opcheck_backward(needs: list[bool]) -> None:
     torch.library.opcheck(operator_backward, (grad, x, weight, assign, [1, 1], [1, 1, 1, 1], [1, 1], 1, "auto", needs))
 
 
+def test_opcheck_backward_of_a_part_of_a_map() -> None:
+    _, weight, assign, _ = (t.detach() for t in problem())
+    x = torch.randn(2, 4, 8, 9, dtype=torch.float64)[..., 1:-1, 1:-1]
+    grad = torch.randn(2, 6, 6, 7, dtype=torch.float64)
+    settings = ([1, 1], [1, 1, 1, 1], [1, 1], 1, "plain", [True, True, True])
+    torch.library.opcheck(operator_backward, (grad, x, weight, assign, *settings))
+
+
 def test_gradcheck_of_every_input() -> None:
     leaves = problem(kernels=2, groups=2, stride=2)
     assert torch.autograd.gradcheck(

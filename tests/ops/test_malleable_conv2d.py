@@ -189,7 +189,8 @@ def test_another_engine_means_no_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_number_of_threads_may_change() -> None:
-    layer, x, geometry = layer_of(), torch.randn(2, 6, 9, 10), mb.Geometry(DEPTH, 60.0)
+    large = DEPTH.repeat(1, 1, 3, 3)  # enough for several threads
+    layer, x, geometry = layer_of(), torch.randn(2, 6, 27, 30), mb.Geometry(large, 60.0)
     before = torch.get_num_threads()
     found = []
     for threads in (1, 3, 2, 1):

@@ -285,9 +285,14 @@ def _backward(
         except LaunchError as error:
             gradients = instead(error, engine, *call).backward(grad, *call, (needs[0], needs[1], needs[2]))
     return [
-        g if g is None or g.stride() == t.stride() else torch.empty_like(t).copy_(g)
+        g if g is None or (g.stride() == t.stride() and _is_alone(g)) else torch.empty_like(t).copy_(g)
         for g, t in zip(gradients, (x, weight, assign), strict=True)
     ]
+
+
+def _is_alone(t: Tensor) -> bool:
+    """Tell whether ``t`` is all of its memory, not a part of a larger tensor, as empty_like never is."""
+    return t.untyped_storage().nbytes() == t.numel() * t.element_size()
 
 
 _engines: dict[Hashable, Engine] = {}  # of CPU calls that passed the checks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,13 @@ SHAPES: dict[str, tuple[Any, ...]] = {
     "stride beyond the kernel": (1, 4, 4, 2, 1, (11, 12), 2, 3, 0, 1),
     "dense, stride beyond the kernel": (1, 18, 20, 2, 1, (11, 12), 2, 3, 0, 1),
     "grouped": (2, 12, 18, 3, 3, (7, 8), 3, 1, 1, 1),
-    "grouped strided": (2, 24, 16, 3, 8, (13, 11), 3, 2, 1, 1),
+    "grouped strided": (2, 24, 16, 3, 8, (21, 22), 3, 2, 1, 1),
     "grouped dilated": (1, 32, 32, 4, 2, (9, 19), (3, 2), (1, 3), (2, 1), (2, 3)),
     "grouped, several blocks": (1, 48, 48, 3, 2, (41, 37), 3, 1, 1, 1),
     "wide groups": (1, 70, 64, 2, 2, (5, 6), 3, 1, 1, 1),
     "depthwise": (2, 70, 70, 3, 70, (9, 10), 7, 1, 3, 1),
     "depthwise strided": (1, 20, 20, 2, 20, (11, 9), 3, 2, 1, 2),
-    "depthwise 5, strided": (2, 18, 18, 3, 18, (15, 22), 5, 2, 2, 1),
+    "depthwise 5, strided": (2, 18, 18, 3, 18, (17, 22), 5, 2, 2, 1),
     "depthwise, several blocks": (1, 37, 37, 3, 37, (45, 61), 3, 1, 1, 1),
     "depthwise, stride beyond the kernel": (1, 5, 5, 2, 5, (11, 12), 2, 3, 0, 1),
     "depthwise beyond the map": (1, 9, 9, 7, 9, (6, 7), 3, 1, 9, 9),
@@ -50,6 +51,7 @@ SHAPES: dict[str, tuple[Any, ...]] = {
     "many kernels": (1, 4, 4, 9, 1, (6, 6), 3, 1, 1, 1),
     "no batch": (0, 4, 4, 3, 1, (6, 6), 3, 1, 1, 1),
 }
+THREADED = ["strided", "depthwise", "depthwise 5, strided", "grouped strided"]  # enough products for several threads
 EVERY = (True, True, True)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
@@ -131,7 +133,7 @@ def test_no_gradient_is_left_half_written(shape: str) -> None:
 
 
 @pytest.mark.parametrize("engine", FAST)
-@pytest.mark.parametrize("shape", ["strided", "depthwise", "depthwise 5, strided", "grouped strided"])
+@pytest.mark.parametrize("shape", THREADED)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_layouts_and_threads(engine: str, shape: str, threads: int) -> None:
     tensors, window, groups = problem(SHAPES[shape], "soft", torch.float32)
@@ -139,7 +141,10 @@ def test_layouts_and_threads(engine: str, shape: str, threads: int) -> None:
     run = engines.ENGINES[engine]
     if reason := run.can_run(x, weight, assign, window, groups):
         pytest.skip(reason)
-    expected = [plain.forward(*tensors[1:], window, groups), *plain.backward(*tensors, window, groups, (True,) * 3)]
+    exact = tensors[1:]
+    expected = [plain.forward(*exact, window, groups), *plain.backward(*tensors, window, groups, EVERY)]
+    repeated = tensors[0][..., :1, :1].expand_as(grad)
+    expected += plain.backward(repeated, *exact, window, groups, EVERY)
     strange = torch.randn(*x.shape[:2], x.shape[2] + 2, 2 * x.shape[3])[..., 1:-1, ::2].copy_(x)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -147,8 +152,8 @@ def test_layouts_and_threads(engine: str, shape: str, threads: int) -> None:
         for layout in (x.to(memory_format=torch.channels_last), strange):
             expanded = grad[..., :1, :1].expand_as(grad)
             outputs = [run.forward(layout, weight, assign, window, groups)]
-            outputs += run.backward(grad, layout, weight, assign, window, groups, (True,) * 3)  # type: ignore[arg-type]
-            run.backward(expanded, layout, weight, assign, window, groups, (True,) * 3)
+            for given in (grad, expanded):
+                outputs += run.backward(given, layout, weight, assign, window, groups, EVERY)  # type: ignore[arg-type]
             for a, e in zip(outputs, expected, strict=True):
                 assert_near(a, e, 3e-6, f"{layout.stride()}")
     finally:
@@ -180,15 +185,27 @@ def test_the_fast_engine_is_the_default_on_the_cpu() -> None:
     assert engines.choose("auto", x, weight, assign, Window.of(1), 1) is engines.ENGINES["native"]
 
 
-def test_results_do_not_depend_on_the_run() -> None:
-    tensors, window, groups = problem(SHAPES["strided"], "soft", torch.float32)
+@pytest.mark.parametrize("shape", THREADED)
+def test_results_do_not_depend_on_the_run(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, window, groups = problem(SHAPES[shape], "soft", torch.float32)
     low = [t.float() for t in tensors]
     if reason := native.can_run(*low[1:], window, groups):
         pytest.skip(reason)
-    first = native.backward(*low, window, groups, (True, True, True))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    first = native.backward(*low, window, groups, EVERY)
     for _ in range(3):
-        again = native.backward(*low, window, groups, (True, True, True))
+        again = native.backward(*low, window, groups, EVERY)
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True) if a is not None and b is not None)
+
+
+def test_the_weights_of_large_patches_are_packed_once() -> None:
+    x, assign = torch.randn(1, 3, 32, 32), torch.rand(1, 3, 32 * 32, 1, 1)
+    weight, grad, window = torch.randn(3 * 768, 3, 32, 32), torch.randn(1, 768, 1, 1), Window.of(32, 32)
+    if reason := native.can_run(x, weight, assign, window, 1):
+        pytest.skip(reason)
+    *_, found = native.backward(grad, x, weight, assign, window, 1, (False, False, True))  # a copy a tap is 29 GB
+    *_, expected = plain.backward(*(t.double() for t in (grad, x, weight, assign)), window, 1, (False, False, True))
+    assert_near(found, expected, 3e-6, "assign")
 
 
 class TestChoice:
@@ -247,6 +264,25 @@ class TestBuild:
         reason = build.library()
         assert isinstance(reason, str)
         assert "MALLEABLE_CACHE names another place" in reason
+
+    def test_a_damaged_library_is_built_again(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        if shutil.which("g++") is None:
+            pytest.skip("there is no g++")
+
+        def compile_little(compiler: list[str], path: Path) -> None:
+            (tmp_path / "little.cpp").write_text("int little;")
+            command = [*compiler, "-shared", "-fPIC", str(tmp_path / "little.cpp"), "-o", str(path)]
+            subprocess.run(command, check=True)
+
+        monkeypatch.setenv("CXX", "g++")
+        monkeypatch.setattr(build, "compile_native", compile_little)
+        monkeypatch.setattr(build, "_declare", lambda _: None)
+        damaged = tmp_path / "cache" / f"cpu-{build._fingerprint(['g++'])}.so"
+        damaged.parent.mkdir()
+        damaged.touch()
+        assert not isinstance(build.library(), str)
+        assert [path.name for path in damaged.parent.iterdir()] == [damaged.name]
+        assert damaged.stat().st_size
 
     def test_a_compiler_that_fails(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         script = tmp_path / "broken"

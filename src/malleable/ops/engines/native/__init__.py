@@ -98,7 +98,10 @@ def malleable(x: Tensor, y: Tensor, kernels: int, window: Window, groups: int, t
 def check(failed: int) -> None:
     """Raise an error if a kernel says that it failed, for which there is one reason."""
     if failed:
-        raise MemoryError("not enough memory for the workspace of the CPU engine")
+        raise MemoryError(
+            "not enough memory for the workspace of the CPU engine; fewer threads (torch.set_num_threads) need less, "
+            "and MALLEABLE_ENGINE=plain none of it"
+        )
 
 
 def _path(channels: int, out_channels: int, groups: int) -> str:

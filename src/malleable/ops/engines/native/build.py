@@ -11,12 +11,11 @@ import platform
 import shlex
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import torch
 
-from malleable.files import cache_folder
+from malleable.files import cache_folder, whole_path
 from malleable.ops.engines.native.compile import FLAGS, SOURCES, TARGETS, compile_native
 
 logger = logging.getLogger("malleable")
@@ -97,24 +96,22 @@ def _built() -> ctypes.CDLL | str:
         return f"no C++ compiler ({compiler[0]}) was found"
     try:
         path = cache_folder() / f"cpu-{_fingerprint(compiler)}.so"
-        if not path.exists():
-            logger.info("building the CPU engine with %s into %s: some seconds, once", compiler[0], path)
-            _build(compiler, path)
-        return ctypes.CDLL(str(path), mode=_mode(compiler))
+        mode = _mode(compiler)
+        if path.exists():
+            try:
+                return ctypes.CDLL(str(path), mode=mode)
+            except OSError as error:  # a power cut may leave a part of it
+                logger.warning("%s cannot be loaded (%s) and is built again", path, error)
+        logger.info("building the CPU engine with %s into %s: some seconds, once", compiler[0], path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_path(path) as fresh:
+            compile_native(compiler, fresh)
+        return ctypes.CDLL(str(path), mode=mode)
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr
         return f"{compiler[0]} could not build the CPU engine: {said.strip()[:500] or error}"
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home folder
         return f"the CPU engine could not be built or loaded: {error}; MALLEABLE_CACHE names another place for it"
-
-
-def _build(compiler: list[str], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Built beside its final place and moved there whole: processes that start together never see half a file.
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        fresh = Path(folder) / path.name
-        compile_native(compiler, fresh)
-        fresh.replace(path)
 
 
 def _mode(compiler: list[str]) -> int:

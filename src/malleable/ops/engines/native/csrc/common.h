@@ -123,6 +123,8 @@ int guarded(F run) {
   }
 }
 
+constexpr int64_t kMostSums = int64_t(1) << 23;  // floats a thread may spend on sums of its own
+
 inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
 }  // namespace
 

@@ -28,8 +28,7 @@ void unpack_rows(const float* from, int64_t share, int shares, int64_t slab, int
   }
 }
 
-constexpr int kChannelsPerThread = 12;         // fewer are not worth a thread of their own
-constexpr int64_t kMostSums = int64_t(1) << 23;  // floats a thread may spend on sums of its own
+constexpr int kChannelsPerThread = 12;  // fewer are not worth a thread of their own
 
 // Threads share out the input channels and, when there are few, the pixels too, each share of which sums into its own
 // part [kernel][tap][c][pitch].

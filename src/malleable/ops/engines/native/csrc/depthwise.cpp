@@ -98,12 +98,12 @@ template <typename T>
 void convolve(const Problem& p, const std::vector<Sweep>& sweeps, const T* weight, const T* assign,
               const Side<const T>& source, const Side<T>& target) {
   if (sweeps.empty()) return;
-  const int64_t size = int64_t(round_up(p.channels, kChannels)) * p.kh * p.kw * p.kernels;
-  const Buffers packs(1, size * int64_t(sweeps.size()));
-  for (const Sweep& s : sweeps) pack(p, s, weight, packs.first() + (&s - sweeps.data()) * size);
+  const int64_t size = int64_t(round_up(p.channels, kChannels)) * p.kernels;  // of a tap
+  const Buffers packs(1, size * p.kh * p.kw);
+  for (const Sweep& s : sweeps) pack(p, s, weight, packs.first() + s.before * size);
   const auto jobs = make_jobs(p, sweeps, kSlice, (p.channels + kSlice - 1) / kSlice);
   run(p, jobs, kTogether, assign, p.channels, kSlice, source, target, source, nullptr, [&](const Work& work) {
-    mix_all(p, work, packs.first() + (work.job.sweep - sweeps.data()) * size);
+    mix_all(p, work, packs.first() + work.job.sweep->before * size);
   });
 }
 

@@ -178,9 +178,9 @@ template <typename T>
 void convolve(const Problem& p, const std::vector<Sweep>& sweeps, const T* weight, bool transposed, const T* assign,
               const Side<const T>& source, const Side<T>& target, const Side<const T>& features, float* grad_assign) {
   if (sweeps.empty()) return;
-  const int64_t size = int64_t(p.out_channels) * (p.channels / p.groups) * p.kh * p.kw * p.kernels;
-  const Buffers packs(1, size * int64_t(sweeps.size()));
-  for (const Sweep& s : sweeps) pack(p, s, weight, transposed, packs.first() + (&s - sweeps.data()) * size);
+  const int64_t size = int64_t(p.out_channels) * (p.channels / p.groups) * p.kernels;  // of a tap
+  const Buffers packs(1, size * p.kh * p.kw);
+  for (const Sweep& s : sweeps) pack(p, s, weight, transposed, packs.first() + s.before * size);
   const int at_once = std::max(1, kSlice / source.unit), slices = (p.groups + at_once - 1) / at_once;
   const auto jobs = make_jobs(p, sweeps, at_once * source.unit, grad_assign ? 1 : slices);
   const int64_t of_a_tap = int64_t(p.kernels) * source.unit * kPair * kLanes;
@@ -188,7 +188,7 @@ void convolve(const Problem& p, const std::vector<Sweep>& sweeps, const T* weigh
   const int scaled_at_once = scales ? int(std::max<int64_t>(1, kScaled / of_a_tap)) : 0;
   const Buffers scaled(p.threads, scaled_at_once * of_a_tap);
   run(p, jobs, p.kernels, assign, p.groups, at_once, source, target, features, grad_assign, [&](const Work& work) {
-    multiply_all(p, work, source.unit, target.unit, packs.first() + (work.job.sweep - sweeps.data()) * size,
+    multiply_all(p, work, source.unit, target.unit, packs.first() + work.job.sweep->before * size,
                  scaled_at_once, scaled.mine());
   });
 }
@@ -263,9 +263,10 @@ void backward_weight(const Problem& p, const T* grad, const T* x, const T* assig
   const auto sweeps = forward_sweeps(p);
   const Sweep& s = sweeps[0];
   const auto jobs = make_jobs(p, sweeps, c + o + columns, 1);
-  const int shares = std::min(int(jobs.size()), (4 * p.threads + p.groups - 1) / p.groups);
+  const int64_t part = int64_t(p.groups) * o * columns * taps, most_shares = std::max<int64_t>(1, kMostSums * p.threads / part);
+  const int shares = int(std::min<int64_t>({int64_t(jobs.size()), (4 * p.threads + p.groups - 1) / p.groups, most_shares}));
   const int teams = std::min(p.groups, (4 * p.threads + shares - 1) / shares);
-  const int64_t pixels = int64_t(p.out_height) * p.out_width, part = int64_t(p.groups) * o * columns * taps;
+  const int64_t pixels = int64_t(p.out_height) * p.out_width;
   const int64_t most = largest(jobs, [](const Job& j) { return int64_t(j.vectors()) * kLanes; });
   const Buffers parts(shares, part), ins(p.threads, s.plane(jobs[0].rows) * c), grads(p.threads, most * o);
   const Buffers products(p.threads, most * columns), assigns(p.threads, most * p.kernels * taps);

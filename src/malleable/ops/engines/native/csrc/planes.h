@@ -24,6 +24,7 @@ struct Sweep {
   int to_row, to_column;        // target of the cell (0, 0)
   int to_row_step, to_column_step;
   std::vector<Tap> taps;
+  int before = 0;  // taps of the sweeps before this one
   // Planes are [row][phase][pitch]: columns that are column_step apart lie side by side.
   int first_row = 0, first_column = 0, reach = 0, phases = 0;
   int64_t pitch = 0;
@@ -66,6 +67,7 @@ inline std::vector<Sweep> backward_sweeps(const Problem& p) {
           s.taps.push_back({t, row / p.sh, column / p.sw, row / p.sh, column / p.sw});
       }
       if (s.taps.empty()) continue;
+      if (!sweeps.empty()) s.before = sweeps.back().before + int(sweeps.back().taps.size());
       s.lay_out();
       sweeps.push_back(s);
     }
