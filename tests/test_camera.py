@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -70,3 +73,8 @@ def test_depth_units() -> None:
 def test_a_unit_of_another_type_is_named(unit: object) -> None:
     with pytest.raises(ValueError, match="unit must be metres per count or one of m, mm"):
         to_metres(torch.ones(1), unit)  # type: ignore[arg-type]
+
+
+def test_a_size_may_be_a_list() -> None:
+    given: Any = [480, 640]
+    assert replace(CAMERA, size=given) == CAMERA

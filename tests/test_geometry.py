@@ -188,3 +188,9 @@ def test_depth_that_is_no_tensor_is_named() -> None:
 def test_a_geometry_without_numbers_can_be_shown() -> None:
     geometry = mb.Geometry(torch.ones(2, 1, 4, 6, device="meta"), 10.0)
     assert repr(geometry) == "Geometry(depth=(2, 1, 4, 6), focal=(2,))"
+
+
+@pytest.mark.parametrize("kernel", [3, 6])
+def test_a_map_smaller_than_the_kernel_is_refused(kernel: int) -> None:
+    with pytest.raises(ValueError, match=f"a map of 2×2 is smaller than kernel_size {kernel}: add padding"):
+        relative_depth(torch.ones(1, 1, 2, 2), 50.0, kernel)

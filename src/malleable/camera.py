@@ -62,6 +62,7 @@ class Camera:
     def __post_init__(self) -> None:
         if len(self.size) != 2 or min(self.size) < 1:
             raise ValueError(f"size must be (height, width), both at least 1, got {self.size}")
+        object.__setattr__(self, "size", (int(self.size[0]), int(self.size[1])))  # a list would equal no image's
         for name in ("fx", "fy"):
             value = getattr(self, name)
             if not value > 0:

@@ -45,4 +45,7 @@ def relative_depth(
     window = Window.of(kernel_size, stride, padding, dilation)
     geometry = Geometry(depth, focal)
     dtype = torch.promote_types(depth.dtype, torch.float32)
-    return geometry.relative_depth(window, depth.shape[-2:] if size is None else size, dtype)
+    height, width = depth.shape[-2:] if size is None else size
+    if min(window.output_size((height, width))) < 1:
+        raise ValueError(f"a map of {height}×{width} is smaller than kernel_size {kernel_size}: add padding")
+    return geometry.relative_depth(window, (height, width), dtype)

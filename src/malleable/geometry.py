@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from malleable.ops.differences import fast_differences
+from malleable.ops.direct import is_transformed
 from malleable.ops.fill import fill
 from malleable.ops.window import Pair, Window
 
@@ -194,8 +195,8 @@ def _focal_per_sample(focal: float | Tensor, depth: Tensor) -> Tensor:
         raise ValueError(f"focal must be a number or have shape ({batch},) like the batch, got {tuple(focal.shape)}")
     if focal.device != depth.device:
         raise ValueError(f"focal is on {focal.device} but depth on {depth.device}; move both to one device")
-    on_cpu = focal.device.type == "cpu" and not torch.compiler.is_compiling()
-    if on_cpu and not bool(((focal > 0) & (focal < torch.inf)).all()):
+    unseen = torch.compiler.is_compiling() or is_transformed()
+    if focal.device.type == "cpu" and not unseen and not bool(((focal > 0) & (focal < torch.inf)).all()):
         raise ValueError(f"focal must be a positive number of pixels for every sample, got {focal.tolist()}")
     return focal.expand(batch)
 

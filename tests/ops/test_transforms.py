@@ -134,6 +134,22 @@ def test_jvp_and_a_compiler(engine: str) -> None:
     assert_close([inside(*given)], [expected])
 
 
+@pytest.mark.parametrize("engine", ["native", "plain"])
+def test_gradients_of_each_sample_with_a_camera_of_its_own(engine: str) -> None:
+    layer = LAYERS["malleable"]()
+    x, depth, focal = torch.randn(3, 4, 5, 6), 2 + torch.rand(3, 1, 10, 12), torch.tensor([30.0, 40.0, 50.0])
+
+    def loss(parameters: dict[str, Tensor], x: Tensor, depth: Tensor, focal: Tensor) -> Tensor:
+        y: Tensor = functional_call(layer, parameters, (x[None], mb.Geometry(depth[None], focal)))
+        return y.square().sum()
+
+    parameters = dict(layer.named_parameters())
+    found = vmap(grad(loss), (None, 0, 0, 0))(parameters, x, depth, focal)
+    for place, sample in enumerate(zip(x, depth, focal, strict=True)):
+        expected = torch.autograd.grad(loss(parameters, *sample), list(parameters.values()))
+        assert_close([found[name][place] for name in parameters], list(expected))
+
+
 @pytest.mark.parametrize("engine", ["native", "blocks", "plain"])
 @pytest.mark.parametrize("name", LAYERS)
 class TestLayers:
