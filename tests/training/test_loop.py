@@ -390,9 +390,7 @@ def test_a_run_whose_checkpoints_are_gone_keeps_its_log(
     assert metrics(tmp_path / "run") == metrics(whole)
 
 
-@pytest.mark.parametrize(
-    "content", ["# mine\nmodel: {kernels: 3}\n", "# malleable train --config x.yaml\ntrain: {}\n"]
-)
+@pytest.mark.parametrize("content", ["# mine\nmodel: {kernels: 3}\n", "# malleable train --config x.yaml\ntrain: {}\n"])
 def test_settings_that_no_run_wrote_are_left_alone(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
 ) -> None:
