@@ -71,15 +71,18 @@ def test_pixels_depths_and_labels_arrive_where_they_belong(mat, content, tmp_pat
 
 def test_raw_depth_keeps_its_holes(mat, content, tmp_path):
     main(["prepare", "nyudv2", str(mat), str(tmp_path / "out"), "--depth", "raw"])
-    depth = FolderDataset(tmp_path / "out", "test")[0].depth[0]
+    data = FolderDataset(tmp_path / "out", "test")
+    assert data.name == "nyudv2-raw"
+    depth = data[0].depth[0]
     assert (depth[3, 4:9] == 0).all()
     np.testing.assert_allclose(depth, content["rawDepths"][..., 0], atol=1.01e-4)
 
 
 def test_a_size_takes_the_camera_along(mat, content, tmp_path):
     main(["prepare", "nyudv2", str(mat), str(tmp_path / "out"), "--size", "8", "16"])
-    sample = FolderDataset(tmp_path / "out", "test")[0]
-    full = nyudv2.camera()
+    data = FolderDataset(tmp_path / "out", "test")
+    sample, full = data[0], nyudv2.camera()
+    assert data.name == "nyudv2-8x16"
     assert sample.camera.size == (8, 16)
     assert sample.camera.fx == pytest.approx(full.fx * 16 / 640)
     assert sample.camera.cy == pytest.approx((full.cy + 0.5) * 8 / 480 - 0.5)

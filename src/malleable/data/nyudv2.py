@@ -16,7 +16,7 @@ from malleable.camera import Camera
 from malleable.data.matlab import hdf5_array, open_hdf5
 from malleable.data.sample import Sample
 from malleable.data.tv_tensors import IGNORE
-from malleable.data.writer import FolderWriter
+from malleable.data.writer import FolderWriter, variant
 from malleable.progress import parallel_map, with_progress
 
 DEPTHS = {"filled": "depths", "raw": "rawDepths"}
@@ -66,7 +66,7 @@ def prepare_nyudv2(
         except ValueError as error:
             raise ValueError(f"{file}: {error}; it is not nyu_depth_v2_labeled.mat") from error
         view = reader.camera if size is None else reader.camera.resize(size)
-        writer = FolderWriter(out, "nyudv2", classes(), camera=view, settings=settings)
+        writer = FolderWriter(out, variant("nyudv2", size, depth), classes(), camera=view, settings=settings)
         resize = v2.Identity() if size is None else v2.Resize(size)
 
         def convert(index: int) -> None:

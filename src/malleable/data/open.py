@@ -9,12 +9,11 @@ from typing import Any, get_args
 from malleable.data.cityscapes import SPLITS, Cityscapes
 from malleable.data.folder import FolderDataset, split_names
 from malleable.data.sample import SampleDataset
-from malleable.data.synthetic import SyntheticScenes, World
+from malleable.data.synthetic import SIZE, SyntheticScenes, World
 
 _SYNTHETIC = {"train": (0, 1000), "val": (1, 200), "test": (2, 200), "other-camera": (3, 200)}
 """Each split of a synthetic world has this seed and length."""
 
-_SIZE = (120, 160)
 _OTHER_CAMERA: dict[str, Any] = {"sensor": "stereo", "zoom": 0.75}
 """What the last split is seen by: wider, by a fifth coarser, and two small cameras 5.5 cm apart in rooms."""
 
@@ -61,7 +60,7 @@ def _world(source: str | Path) -> tuple[World, tuple[int, int]] | None:
     holds_data = any((Path(source) / name).exists() for name in ("dataset.json", "leftImg8bit"))
     if found is None or found[1] not in get_args(World) or holds_data:
         return None
-    return found[1], _SIZE if found[2] is None else (int(found[2]), int(found[3]))  # type: ignore[return-value]
+    return found[1], SIZE if found[2] is None else (int(found[2]), int(found[3]))  # type: ignore[return-value]
 
 
 def _is_cityscapes(root: Path) -> bool:

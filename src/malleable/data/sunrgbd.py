@@ -18,7 +18,7 @@ from malleable.data.image_files import read_counts, read_rgb
 from malleable.data.matlab import hdf5_array, open_hdf5, read_variables
 from malleable.data.sample import Sample
 from malleable.data.tv_tensors import IGNORE
-from malleable.data.writer import FolderWriter
+from malleable.data.writer import FolderWriter, variant
 from malleable.files import error_in
 from malleable.progress import parallel_map, with_progress
 
@@ -78,7 +78,7 @@ def prepare_sunrgbd(
     with open_hdf5(root / _LABELS) as mat:
         with error_in(root / _LABELS):
             labels = _Labels(mat, len(entries))
-        writer = FolderWriter(out, "sunrgbd", CLASSES, metres_per_count=0.001, settings=settings)
+        writer = FolderWriter(out, variant("sunrgbd", size, depth), CLASSES, metres_per_count=0.001, settings=settings)
         resize = v2.Identity() if size is None else v2.Resize(size)
 
         def convert(entry: _Entry) -> None:

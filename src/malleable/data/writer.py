@@ -24,6 +24,11 @@ METRES_PER_COUNT = 1 / 5000
 """Files reach 13.1 m, past every indoor sensor, in steps of 0.2 mm: a tenth of a grid cell at 1 m and f = 519."""
 
 
+def variant(name: str, size: tuple[int, int] | None, depth: str) -> str:
+    """Name a data set as it is written: scores on another size or other depth are not comparable."""
+    return "-".join([name, *([f"{size[0]}x{size[1]}"] if size else []), *(["raw"] if depth == "raw" else [])])
+
+
 class FolderWriter:
     """Collects samples in ``<out>.partial`` and renames it to ``out`` when finished.
 

@@ -48,6 +48,11 @@ def test_samples_are_what_every_data_set_gives(world, size):
         data[3]
 
 
+def test_scenes_of_another_size_have_another_name():
+    names = [open_dataset(source, "val").name for source in ("rooms", "rooms:120x160", "rooms:72x96")]
+    assert names == ["synthetic-rooms", "synthetic-rooms", "synthetic-rooms-72x96"]
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_class_occurs(world):
     data = SyntheticScenes(world, size=(60, 80))

@@ -21,6 +21,7 @@ from malleable.data.synthetic.sensor import kinect, stereo
 World = Literal["rooms", "streets"]
 Sensor = Literal["kinect", "stereo", "perfect"]
 
+SIZE = (120, 160)
 _OWN: dict[World, Sensor] = {"rooms": "kinect", "streets": "stereo"}
 _BASELINE = {"rooms": 0.055, "streets": 0.21}  # metres, of a camera held in the hand and of one on a car
 
@@ -46,7 +47,7 @@ class SyntheticScenes(SampleDataset):
     def __init__(
         self,
         world: World = "rooms",
-        size: tuple[int, int] = (120, 160),
+        size: tuple[int, int] = SIZE,
         seed: int = 0,
         length: int = 1000,
         keep: bool = False,
@@ -67,7 +68,8 @@ class SyntheticScenes(SampleDataset):
         self.sensor: Sensor = sensor or _OWN[world]
         self.zoom = zoom
         self.world, self.size, self.seed, self.length = world, (size[0], size[1]), seed, length
-        self.name = f"synthetic-{world}"
+        other = "" if self.size == SIZE else f"-{size[0]}x{size[1]}"  # scores of another size are not comparable
+        self.name = f"synthetic-{world}{other}"
         self.classes = rooms.CLASSES if world == "rooms" else streets.CLASSES
         self.palette = default_palette(len(self.classes))
         self.ids = [f"{world}-{seed}-{index:06d}" for index in range(length)]
