@@ -104,7 +104,7 @@ def test_the_mode_of_the_network_is_left_as_it_was() -> None:
 
 
 def test_a_network_of_other_classes_is_refused() -> None:
-    with pytest.raises(ValueError, match="knows 3 classes but synthetic-rooms.* has 11"):
+    with pytest.raises(ValueError, match=r"knows 3 classes but synthetic-rooms.* has 11"):
         evaluate_network(Depths(3), DATA)
 
 
