@@ -150,6 +150,20 @@ def test_gradients_of_each_sample_with_a_camera_of_its_own(engine: str) -> None:
         assert_close([found[name][place] for name in parameters], list(expected))
 
 
+@pytest.mark.parametrize("engine", ["native", "plain"])
+def test_a_geometry_serves_calls_after_a_transform(engine: str) -> None:
+    layer, x, depth = LAYERS["malleable"](), torch.randn(2, 4, 5, 6), 2 + torch.rand(2, 1, 10, 12)
+    geometry = mb.Geometry(depth, 30.0)
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        y: Tensor = functional_call(layer, parameters, (x, geometry))
+        return y.square().sum()
+
+    grad(loss)(dict(layer.named_parameters()))
+    layer.requires_grad_(False)
+    assert torch.equal(layer(x, geometry), layer(x, mb.Geometry(depth, 30.0)))
+
+
 @pytest.mark.parametrize("engine", ["native", "blocks", "plain"])
 @pytest.mark.parametrize("name", LAYERS)
 class TestLayers:
