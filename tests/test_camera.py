@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -78,3 +79,9 @@ def test_a_unit_of_another_type_is_named(unit: object) -> None:
 def test_a_size_may_be_a_list() -> None:
     given: Any = [480, 640]
     assert replace(CAMERA, size=given) == CAMERA
+
+
+@pytest.mark.parametrize("kind", [">u2", "<u2", "f4"])
+def test_counts_of_any_byte_order_and_direction(kind: str) -> None:
+    counts = np.array([[0, 1500], [3000, 4500]], kind)
+    torch.testing.assert_close(to_metres(counts[:, ::-1], "mm"), torch.tensor([[1.5, 0.0], [4.5, 3.0]]))

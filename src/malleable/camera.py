@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -37,6 +38,8 @@ def to_metres(raw: Tensor | NDArray[Any], unit: str | float) -> Tensor:
         >>> mb.to_metres(torch.tensor([0, 1500]), "mm")
         tensor([0.0000, 1.5000])
     """
+    if isinstance(raw, np.ndarray):  # also flipped views, and the byte order of PGM files
+        raw = np.ascontiguousarray(raw, raw.dtype.newbyteorder("="))
     return torch.as_tensor(raw).to(torch.float32) * metres_per_count(unit)
 
 

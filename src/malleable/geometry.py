@@ -147,8 +147,8 @@ class Geometry:
         return (self.focal > 0) & (self.focal < torch.inf)
 
     def _share(self, key: Hashable, compute: Callable[[], T]) -> T:
-        # A compiler finds common subexpressions itself, a graph kept here would be freed by the first backward, and what
-        # torch.func wraps is of no use to anybody else.
+        # A compiler finds common subexpressions itself, a graph kept here would be freed by the first backward, and
+        # what torch.func wraps is of no use to anybody else.
         learns = torch.is_grad_enabled() and (self.depth.requires_grad or self.focal.requires_grad)
         if learns or torch.compiler.is_dynamo_compiling() or is_transformed():
             return compute()
