@@ -44,7 +44,7 @@ def stress(rows: Mapping[str, tuple[float, Mapping[str, float]]]) -> Figure:
             panel.set_xscale("log")
             panel.set_xticks([0.1, 1, 10], ["0.1", "1", "10"])
         panel.set(xlabel=label, ylabel="" if place else "mIoU (%)")
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, 1.05 * panel.get_ylim()[1])  # no marker is cut
     wide = panels[1, 0].get_gridspec()[1, :]
     for panel in panels[1]:
         panel.remove()
@@ -57,7 +57,7 @@ def stress(rows: Mapping[str, tuple[float, Mapping[str, float]]]) -> Figure:
         )
     panel.set_xticks(range(len(others) + 1), ["no fault", *(fill(s.name, 18) for s in others)], fontsize=8.5)
     panel.set(ylabel="mIoU (%)")
-    panel.set_ylim(bottom=0)
+    panel.set_ylim(0, 1.05 * panel.get_ylim()[1])
     legend(figure, list(lines.values()), list(lines), width=3.0)
     return figure
 
