@@ -74,7 +74,7 @@ def explore(
         sources[dataset.name] = Source(items_of(dataset), dataset.classes)
     for world in _WORLDS:
         scenes = SyntheticScenes(world, _SIZE, seed=1, length=200)  # type: ignore[arg-type]
-        sources.setdefault(scenes.name, Source(items_of(scenes), scenes.classes))
+        sources.setdefault(f"synthetic-{world}", Source(items_of(scenes), scenes.classes))
     explorer = Explorer(sources, networks, layers_of(networks))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
