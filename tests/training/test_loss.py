@@ -34,6 +34,21 @@ def hard_mean(logits: Tensor, label: Tensor, threshold: float, floor: float) -> 
     return float(np.mean([-math.log(p) for p in own[:number]])) if own else 0.0
 
 
+@pytest.mark.parametrize("classes", [4, 15, 16, 40])
+@pytest.mark.parametrize("images", [0, 1, 3])
+def test_logits_side_by_side_give_what_planes_give(classes: int, images: int) -> None:
+    planes = (3 * torch.randn(images, classes, 5, 6)).requires_grad_()
+    rows = planes.detach().contiguous(memory_format=torch.channels_last).requires_grad_()
+    label = torch.randint(classes, (images, 5, 6))
+    label[torch.rand(label.shape) < 0.3] = IGNORE
+    losses = [CrossEntropy()(logits, label) for logits in (planes, rows)]
+    torch.testing.assert_close(losses[1], losses[0])
+    gradients = [torch.autograd.grad(loss.sum(), x)[0] for loss, x in zip(losses, (planes, rows), strict=True)]
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
+    if classes >= 16:
+        assert gradients[1].is_contiguous(memory_format=torch.channels_last)
+
+
 @settings(max_examples=40)
 @given(st.integers(0, 10_000), st.floats(0.05, 1.0), st.sampled_from([0.01, 0.0625, 0.5, 1.0]))
 def test_bootstrapping_takes_the_hardest_pixels_and_at_least_the_floor(
