@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from malleable.files import LOCK
 from malleable.functional import depth_conv2d
 from malleable.ops import engines
 from malleable.ops.engines import native, plain
@@ -265,11 +267,15 @@ class TestBuild:
         assert isinstance(reason, str)
         assert "MALLEABLE_CACHE names another place" in reason
 
-    def test_a_damaged_library_is_built_again(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    @pytest.fixture
+    def little(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
+        """Build a library of one number instead of the engine; gives the list of what was built."""
         if shutil.which("g++") is None:
             pytest.skip("there is no g++")
+        builds: list[Path] = []
 
         def compile_little(compiler: list[str], path: Path) -> None:
+            builds.append(path)
             (tmp_path / "little.cpp").write_text("int little;")
             command = [*compiler, "-shared", "-fPIC", str(tmp_path / "little.cpp"), "-o", str(path)]
             subprocess.run(command, check=True)
@@ -277,12 +283,23 @@ class TestBuild:
         monkeypatch.setenv("CXX", "g++")
         monkeypatch.setattr(build, "compile_native", compile_little)
         monkeypatch.setattr(build, "_declare", lambda _: None)
+        return builds
+
+    @pytest.mark.usefixtures("little")
+    def test_a_damaged_library_is_built_again(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         damaged = tmp_path / "cache" / f"cpu-{build._fingerprint(['g++'])}.so"
         damaged.parent.mkdir()
         damaged.touch()
         assert not isinstance(build.library(), str)
-        assert [path.name for path in damaged.parent.iterdir()] == [damaged.name]
+        assert kept(damaged.parent) == [damaged]
         assert damaged.stat().st_size
+        assert [r.getMessage().endswith("and is built again") for r in caplog.records] == [True]
+
+    def test_who_comes_while_it_is_built_waits_for_it(self, little: list[Path]) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: build._built(), range(4)))
+        assert not any(isinstance(library, str) for library in found)
+        assert len(little) == 1
 
     def test_a_compiler_that_fails(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         script = tmp_path / "broken"
@@ -292,7 +309,7 @@ class TestBuild:
         reason = build.library()
         assert isinstance(reason, str)
         assert "out of luck" in reason
-        assert not list((tmp_path / "cache").iterdir())  # nothing half built is left behind
+        assert not kept(tmp_path / "cache")  # nothing half built is left behind
 
     def test_a_compiler_that_says_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CXX", "false")
@@ -319,16 +336,17 @@ class TestBuild:
             for a, e in zip(actual, expected, strict=True):
                 assert_near(a, e, 3e-6, shape)
 
-    def test_built_once_and_announced(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_built_once_and_announced(self, little: list[Path], caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO, "malleable"):
-            if isinstance(build.library(), str):
-                pytest.skip(str(build.library()))
-            (built,) = (tmp_path / "cache").iterdir()
-            time = built.stat().st_mtime_ns
+            build.library()
             build.library.cache_clear()
             build.library()
-        assert built.stat().st_mtime_ns == time
+        assert len(little) == 1
         assert len([r for r in caplog.records if "building the CPU engine" in r.getMessage()]) == 1
+
+
+def kept(cache: Path) -> list[Path]:
+    return [path for path in cache.iterdir() if path.name != LOCK]
 
 
 @pytest.mark.parametrize("name", ["small", "strided", "even", "grouped", "depthwise"])

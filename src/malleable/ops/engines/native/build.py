@@ -11,11 +11,12 @@ import platform
 import shlex
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-from malleable.files import cache_folder, whole_path
+from malleable.files import cache_folder, locked, whole_path
 from malleable.ops.engines.native.compile import FLAGS, SOURCES, TARGETS, compile_native
 
 logger = logging.getLogger("malleable")
@@ -97,15 +98,18 @@ def _built() -> ctypes.CDLL | str:
     try:
         path = cache_folder() / f"cpu-{_fingerprint(compiler)}.so"
         mode = _mode(compiler)
-        if path.exists():
+        with suppress(OSError):  # not there yet, or a power cut left a part of it
+            return ctypes.CDLL(str(path), mode=mode)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.parent):  # processes that start together wait for one build
             try:
                 return ctypes.CDLL(str(path), mode=mode)
-            except OSError as error:  # a power cut may leave a part of it
-                logger.warning("%s cannot be loaded (%s) and is built again", path, error)
-        logger.info("building the CPU engine with %s into %s: some seconds, once", compiler[0], path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_path(path) as fresh:
-            compile_native(compiler, fresh)
+            except OSError as error:
+                if path.exists():
+                    logger.warning("%s cannot be loaded (%s) and is built again", path, error)
+            logger.info("building the CPU engine with %s into %s: some seconds, once", compiler[0], path)
+            with whole_path(path) as fresh:
+                compile_native(compiler, fresh)
         return ctypes.CDLL(str(path), mode=mode)
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr
