@@ -325,6 +325,27 @@ def test_a_picture_cut_short_is_made_again(
     assert path.read_bytes() == whole
 
 
+def test_going_on_writes_what_is_missing_and_nothing_else(
+    run: Path, folder: Path, predict: Callable[..., int], tmp_path: Path
+) -> None:
+    """Labels corrected by hand, with pictures deleted and a kind of file added since."""
+    out, id = tmp_path / "out", DATA.ids[0]
+    assert predict(folder) == 0
+    labels, overlay = out / "labels" / f"{id}.png", out / "overlay" / f"{id}.png"
+    corrected, drawn = np.full((24, 32), 3, np.uint8), overlay.read_bytes()
+    Image.fromarray(corrected).save(labels)
+    overlay.unlink()
+    assert predict(folder, "--resume", "--probabilities") == 0
+    assert (pixels(labels) == corrected).all()
+    assert overlay.read_bytes() == drawn
+    assert (out / "probabilities" / f"{id}.npz").exists()
+
+    truth = (folder / "labels" / f"{id}.png").read_bytes()
+    assert cli.main(["predict", str(run), str(folder), "--out", str(folder), "--resume"]) == 0
+    assert (folder / "labels" / f"{id}.png").read_bytes() == truth
+    assert (folder / "colour" / f"{id}.png").exists()
+
+
 def test_what_stops_it_says_how_to_go_on(
     folder: Path, predict: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from glob import escape
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from malleable.data.image_files import is_whole_png, write_png
@@ -65,30 +66,40 @@ class PredictionWriter:
         out: the folder; it is made when needed.
         classes: names for the probabilities' file; there are at most 256.
         keep: write ``probabilities/<id>.npz`` too: float16 ``probabilities`` (C, H, W) and ``classes`` (C,).
+        resume: leave files that are there and whole as they are.
     """
 
-    def __init__(self, out: Path, classes: Sequence[str], keep: bool = False) -> None:
+    def __init__(self, out: Path, classes: Sequence[str], keep: bool = False, resume: bool = False) -> None:
         if len(classes) > 256:
             raise ValueError(f"label files hold at most 256 classes, the network has {len(classes)}")
-        self.out, self.classes, self.keep = out, tuple(classes), keep
+        self.out, self.classes, self.keep, self.resume = out, tuple(classes), keep, resume
 
     def paths(self, id: str) -> dict[str, Path]:
         """Give the files of ``id`` by kind."""
         paths = {kind: self.out / kind / f"{id}.png" for kind in _KINDS}
         return {**paths, "probabilities": self.out / "probabilities" / f"{id}.npz"} if self.keep else paths
 
+    def to_write(self, id: str) -> dict[str, Path]:
+        """Give those files of ``id`` that are to be written, by kind."""
+        paths = self.paths(id)
+        return {kind: path for kind, path in paths.items() if not (self.resume and _is_whole(path))}
+
     def __call__(self, sample: Sample, prediction: Prediction) -> None:
         """Write what is predicted for ``sample``."""
-        paths = self.paths(sample.id)
-        for path in paths.values():
+        for kind, path in self.to_write(sample.id).items():
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_png(prediction.labels.astype(np.uint8), paths["labels"])
-        write_png(prediction.colour, paths["colour"])
-        write_png(np.array(prediction.overlay()), paths["overlay"])
-        if self.keep:
-            with whole_file(paths["probabilities"]) as file:
-                likely = prediction.probabilities.astype(np.float16)
-                np.savez_compressed(file, probabilities=likely, classes=np.array(self.classes))
+            if kind == "probabilities":
+                with whole_file(path) as file:
+                    likely = prediction.probabilities.astype(np.float16)
+                    np.savez_compressed(file, probabilities=likely, classes=np.array(self.classes))
+            else:
+                write_png(_picture(prediction, kind), path)
+
+
+def _picture(prediction: Prediction, kind: str) -> NDArray[np.uint8]:
+    if kind == "labels":
+        return prediction.labels.astype(np.uint8)
+    return prediction.colour if kind == "colour" else np.array(prediction.overlay())
 
 
 def _estimated(item: Item, estimator: DepthEstimator) -> Sample:
@@ -171,7 +182,7 @@ def predict(
         probabilities: write probabilities/ too.
         rerun: an .rrd file for camera, depth, colours and labels, to be looked at in 3-D with the Rerun viewer.
         overwrite: replace files that exist.
-        resume: go on after an interruption: images whose files are all written and whole are left out.
+        resume: go on after an interruption: files that are written and whole are left as they are.
         device: auto, cpu, cuda or cuda:N.
         workers: threads that read images ahead.
         trust: import the package.module:factory that the checkpoint names as its network, and run it.
@@ -194,7 +205,7 @@ def predict(
     items = find_items(inputs, split, Flags(depth_file, unit, camera_file, focal, fx, fy, scale_free, estimated))
     if scale_free and any(item.unitless for item in items):
         print("note: depth has no unit, and this network needs none: its scale cancels", file=sys.stderr)
-    writer = PredictionWriter(Path(out), trained.classes, probabilities)
+    writer = PredictionWriter(Path(out), trained.classes, probabilities, resume)
     taken = [path for item in items for path in writer.paths(item.id).values() if path.exists()]
     if taken and not (overwrite or resume):
         raise FileExistsError(
@@ -203,7 +214,7 @@ def predict(
     left = items
     if resume:
         remove_half_written(writer.out, {path for item in items for path in writer.paths(item.id).values()})
-        left = [item for item in items if not all(map(_is_whole, writer.paths(item.id).values()))]
+        left = [item for item in items if writer.to_write(item.id)]
     if estimate_depth is not None:
         device_of_net = next(trained.net.parameters()).device
         estimator = DepthEstimator(estimate_depth, estimate_kind, estimate_range, device_of_net)
