@@ -94,12 +94,14 @@ def test_an_absent_class_has_no_iou_and_does_not_count_in_the_mean() -> None:
     assert results.miou == 100
 
 
-def test_the_mode_of_the_network_is_left_as_it_was() -> None:
+def test_the_mode_of_every_module_is_left_as_it_was() -> None:
     net = Depths(len(DATA.classes)).train()
+    net.frozen = nn.BatchNorm2d(3).eval()
     seen = []
     net.register_forward_hook(lambda module, *_: seen.append(module.training))
     evaluate_network(net, DATA)
     assert net.training
+    assert not net.frozen.training
     assert not any(seen)
 
 

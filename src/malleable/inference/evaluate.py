@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import closing
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from malleable.data.sample import SampleDataset
 from malleable.inference.confusion import Confusion
 from malleable.inference.probabilities import probabilities
+from malleable.models.modes import eval_mode
 from malleable.progress import parallel_map, with_progress
 from malleable.runs.scores import Protocol, Scores
 
@@ -29,7 +31,7 @@ def evaluate_network(
     """Compare ``net``'s classes with the labels of every sample, at the labels' size.
 
     In a process group every process takes its share of the samples and all get the same scores. ``net`` is evaluated
-    in eval mode and left in the mode it was in.
+    in eval mode, and each of its modules left in the mode it was in.
 
     Args:
         net: called as ``net(image, depth=..., focal=...)``; its logits have one channel per class of ``dataset``.
@@ -51,9 +53,7 @@ def evaluate_network(
         samples = with_progress(samples, len(share), f"{dataset.name}/{split}" if split else dataset.name)
     device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
     confusion = Confusion(len(dataset.classes), device)
-    training = net.training
-    net.eval()
-    try:
+    with closing(samples), eval_mode(net):
         for sample in samples:
             likely = probabilities(net, sample, protocol)  # (C, H, W)
             if len(likely) != len(dataset.classes):
@@ -67,9 +67,6 @@ def evaluate_network(
                 after_each()
         if after_each is not None and len(share) < math.ceil(len(dataset) / processes):
             after_each()  # others have one sample more
-    finally:
-        samples.close()
-        net.train(training)
     confusion.reduce()
     if not confusion.counts.any():
         raise ValueError(f"{dataset.name}{f'/{split}' if split else ''} has no labelled pixel, so there are no scores")

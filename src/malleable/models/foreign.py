@@ -20,6 +20,7 @@ from malleable.models.convert import Converted, convert
 from malleable.models.deeplab import DeepLabV3Plus
 from malleable.models.depth_input import Kind
 from malleable.models.merge import resize
+from malleable.models.modes import eval_mode
 
 DEEPLAB = "deeplabv3plus"
 """The network of this library; all others are foreign."""
@@ -59,10 +60,9 @@ class Foreign(nn.Module):
     @torch.no_grad()
     def require_logits(self, height: int, width: int) -> None:
         """Raise if it answers a blank image of this size with anything else; detectors do so in eval mode only."""
-        training = self.training
         blank = torch.zeros(1, 3, height, width)
-        self.eval()(blank, depth=blank[:, :1], focal=1.0)
-        self.train(training)
+        with eval_mode(self):
+            self(blank, depth=blank[:, :1], focal=1.0)
 
     def forward(self, rgb: Tensor, depth: Tensor | None = None, focal: float | Tensor | None = None) -> Tensor:
         """Return logits (N, num_classes, H, W) for ``rgb`` (N, 3, H, W); ``depth``, ``focal`` as ``convert`` says."""
