@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from malleable import cli
+from malleable.commands.train import train
 from malleable.runs.settings import resolve
 
 WRONG_VALUES = [
@@ -216,6 +217,29 @@ def test_a_section_may_be_given_at_once(tmp_path: Path, capsys: pytest.CaptureFi
         assert "lr: 0.5" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "lr"),
+    [
+        ("--train.lr 0.5 --config a.yaml", 0.5),
+        ("--config a.yaml --train.lr 0.5 --config b.yaml", 0.5),
+        ("--train.lr 0.5 --train '{lr: 0.25}' --config a.yaml", 0.5),
+        ("--train '{lr: 0.25}' --config a.yaml", 0.25),
+        ("--config a.yaml --config b.yaml", 0.2),
+        ("--config b.yaml --config a.yaml", 0.1),
+        ("--train.lr 0.5 --config a.yaml --train.lr 0.6", 0.6),
+    ],
+)
+def test_what_names_less_goes_before_a_file_wherever_it_stands(
+    words: str, lr: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("a", 0.1), ("b", 0.2)):
+        (tmp_path / f"{name}.yaml").write_text(f"train: {{lr: {value}, steps: 7}}\n")
+    (settings,) = resolve(shlex.split(words), get_type_hints(train))
+    train_settings = json.loads(settings.removeprefix("--config="))["train"]
+    assert (float(train_settings["lr"]), train_settings["steps"]) == (lr, 7)
+
+
 @pytest.mark.parametrize("words", ["--data.crop 96 64", "--data.crop [96,64]", "--data.crop=[96,64]"])
 def test_lists_are_written_with_or_without_brackets(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
@@ -238,6 +262,7 @@ def test_lists_are_written_with_or_without_brackets(words: str, capsys: pytest.C
         ("--window 4 5 run a.png --out=x", {"window": "[4,5]", "out": "x"}, ["run", '["a.png"]']),
         ("run --config FILE a.png", {"out": "y"}, ["run", '["a.png"]']),
         ("run --config FILE --out x a.png", {"out": "x"}, ["run", '["a.png"]']),
+        ("run --out x --config FILE a.png", {"out": "x"}, ["run", '["a.png"]']),
         ("--only x y --flip run a.png", {"only": '["x", "y"]', "flip": "true"}, ["run", '["a.png"]']),
         ("run --focal -5", {"focal": "-5"}, ["run"]),
         ("run --at-most 3 --at_most=4", {"at_most": "4"}, ["run"]),

@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
+from functools import reduce
 from itertools import islice, takewhile
+from operator import itemgetter
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -41,12 +43,13 @@ def resolve(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
 
     A file counts as its settings and those it builds on, ``--json`` as ``--json true``, ``--size 9 9`` as
     ``--size [9,9]``, a dash in a name as an underscore, and where a command takes a list of things without a flag, they
-    are that list; if its first parameter is a tuple, there may be none of them. What is said later goes before what is
-    said earlier. Parameters in ``types`` that are dataclasses have options, ``--train.lr``.
+    are that list; if its first parameter is a tuple, there may be none of them. In whatever order they are said, a
+    setting goes before its section, and both before ``--config``; of two alike the later one. Parameters in ``types``
+    that are dataclasses have options, ``--train.lr``.
     """
     known = flat(types)
     left = deque(words)
-    settings: dict[str, Any] = {}
+    said: list[tuple[int, dict[str, Any]]] = []  # how far down it is, and what
     own: list[str] = []
     plain: list[str] = []
     while left:
@@ -74,10 +77,12 @@ def resolve(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
             raise UsageError(_wrong(option, kind, ""))
         elif value and (kind is Any or get_origin(kind) is dict):  # an empty word is text, which YAML would call null
             value = _value(value, name)
-        for section in reversed(option.split(".") if option != "config" else ()):
+        names = [] if option == "config" else option.split(".")
+        for section in reversed(names):
             value = {section: value}
         require_known(value, types)
-        settings = merged(settings, value)
+        said.append((len(names), value))
+    settings: dict[str, Any] = reduce(merged, (value for _, value in sorted(said, key=itemgetter(0))), {})
     first, kind = next(iter(known.items()), ("", None))
     if get_origin(kind) is tuple and plain:
         settings, plain = merged(settings, {first: plain}), []
