@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -16,9 +16,11 @@ import malleable.commands.study
 from helpers.runs import make_data, start
 from malleable import cli
 from malleable.commands.study import next_task
+from malleable.commands.train import train
 from malleable.reports.plan import read_plan
 from malleable.runs.folder import write_settings
 from malleable.runs.scores import Protocol, Scores
+from malleable.runs.settings import resolve
 
 STAND_IN = """
 import json, pathlib, sys, yaml
@@ -350,6 +352,19 @@ def evaluated(folder: Path, protocol: Protocol, **beyond: Any) -> tuple[Path, Pa
     scores = Scores(1.0, 1.0, 1.0, {}, "tiny", "val", protocol, 2, **beyond)
     results.write_text(json.dumps(scores.to_dict()))
     return file, results
+
+
+def test_runs_in_another_folder_or_a_moved_one_are_trained_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = read_plan(write_tiny(tmp_path, steps=2))
+    (run,) = plan.runs
+    for folder in (Path("other", run.folder), Path("moved", run.folder)):
+        verb, *words = next_task(run, folder, plan) or []
+        settings = resolve(words, get_type_hints(train))[0]
+        assert (verb, json.loads(settings.removeprefix("--config="))["out"]) == ("train", str(folder))
+        Path(folder.parts[0]).rename("moved")
 
 
 def test_scores_that_were_measured_in_another_way_are_left_alone(

@@ -29,7 +29,7 @@ from malleable.runs.checkpoint import (
 from malleable.runs.config import Config
 from malleable.runs.log import METRICS, Log, Row, read_log, validations
 from malleable.runs.scores import RESULTS, SCORES, Scores
-from malleable.runs.settings import dumped, read_settings
+from malleable.runs.settings import AGAIN, dumped, read_settings, written_by_run
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -41,8 +41,6 @@ _HARMLESS = {
     "train": ("checkpoint_every", "validate_every", "validate_last", "log_every", "keep"),
 }
 """These may change in the middle of a run without changing what it learns."""
-
-_AGAIN = ["--resume", "auto"]  # ends the first line of the settings that a run wrote
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -109,7 +107,7 @@ class RunFolder:
             warnings.warn(f"{', '.join(partial)}: the run was stopped while writing; removed", stacklevel=2)
         checkpoints = all_checkpoints(self.path / FOLDER)
         if resume and not checkpoints:
-            if SETTINGS in found and not _is_own(self.path / SETTINGS):
+            if SETTINGS in found and not written_by_run(self.path / SETTINGS):
                 raise ValueError(
                     f"{self.path / SETTINGS} was not written by a run, which would replace it; keep it elsewhere, or "
                     "give another folder with --out"
@@ -192,11 +190,6 @@ class RunFolder:
         self._log.write(Row(step, scores={name: getattr(scores, name) for name in SCORES}, iou=iou))
 
 
-def _is_own(settings: Path) -> bool:
-    """Tell whether a run wrote these settings, by their first line."""
-    return settings.read_bytes().split(b"\n", 1)[0].rstrip().endswith(" ".join(_AGAIN).encode())
-
-
 def _has_saved(folder: Path) -> bool:
     """Tell whether the log has what comes after a checkpoint: a validation, or a step beyond the first that is saved.
 
@@ -252,7 +245,7 @@ def read_config(folder: Path) -> Config:
 
 def write_settings(folder: Path, config: Config) -> None:
     """Make ``folder``, with the YAML that runs ``config`` again."""
-    command = ["malleable", "train", "--config", str(folder / SETTINGS), *_AGAIN]
+    command = ["malleable", "train", "--config", str(folder / SETTINGS), *AGAIN]
     values = dumped({**config.to_dict(), "out": str(folder)})
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / SETTINGS, f"# {shlex.join(command)}\n{values}".encode())

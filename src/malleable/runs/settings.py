@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -20,6 +21,9 @@ _BASE = "base"
 
 _MOST_NODES = 10_000
 """No file may hold more values and sections, aliases written out: a few lines can stand for millions."""
+
+AGAIN = ("--resume", "auto")
+"""These words end the first line of the settings that a run wrote: the command that goes on with it."""
 
 _OWN = ("-h", "--help", "--print_config")
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge")}
@@ -45,11 +49,13 @@ def resolve(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
     ``--size [9,9]``, a dash in a name as an underscore, and where a command takes a list of things without a flag, they
     are that list; if its first parameter is a tuple, there may be none of them. In whatever order they are said, a
     setting goes before its section, and both before ``--config``; of two alike the later one. Parameters in ``types``
-    that are dataclasses have options, ``--train.lr``.
+    that are dataclasses have options, ``--train.lr``. A run's own settings are refused if their ``out`` is not where
+    they lie, unless another is said.
     """
     known = flat(types)
     left = deque(words)
     said: list[tuple[int, dict[str, Any]]] = []  # how far down it is, and what
+    astray: dict[str, Path] = {}  # out → a run's own settings that say it and lie elsewhere
     own: list[str] = []
     plain: list[str] = []
     while left:
@@ -72,7 +78,10 @@ def resolve(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
         if option == "config" or is_dataclass(kind):
             if not value:
                 raise UsageError(f"{name} needs a YAML file")
-            value = _load(value, name) if value.startswith("{") else read_settings(Path(value), name)
+            file = None if value.startswith("{") else Path(value)
+            value = _load(value, name) if file is None else read_settings(file, name)
+            if file is not None and _lies_elsewhere(file, value):
+                astray[value["out"]] = file
         elif value is None:
             raise UsageError(_wrong(option, kind, ""))
         elif value and (kind is Any or get_origin(kind) is dict):  # an empty word is text, which YAML would call null
@@ -83,6 +92,8 @@ def resolve(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
         require_known(value, types)
         said.append((len(names), value))
     settings: dict[str, Any] = reduce(merged, (value for _, value in sorted(said, key=itemgetter(0))), {})
+    if settings.get("out") in astray and all("out" not in value for depth, value in said if depth):
+        raise _astray(astray[settings["out"]], settings["out"])
     first, kind = next(iter(known.items()), ("", None))
     if get_origin(kind) is tuple and plain:
         settings, plain = merged(settings, {first: plain}), []
@@ -90,6 +101,26 @@ def resolve(words: Sequence[str], types: Mapping[str, Any]) -> list[str]:
     if plain[place:]:
         plain[place:] = [json.dumps(plain[place:], ensure_ascii=False)]
     return [f"--config={json.dumps(settings, ensure_ascii=False)}", *own, *plain]
+
+
+def written_by_run(path: Path) -> bool:
+    """Tell whether a run wrote these settings under this name, by their first line."""
+    command = path.read_bytes().split(b"\n", 1)[0].rstrip().replace(b"'", b"")  # a path with spaces is in quotes
+    return command.endswith(" ".join((path.name, *AGAIN)).encode())
+
+
+def _lies_elsewhere(path: Path, settings: Mapping[str, Any]) -> bool:
+    """Tell whether a run wrote these settings and their ``out``, seen from here, is not their folder."""
+    out = settings.get("out")
+    return isinstance(out, str) and Path(out).resolve() != path.resolve().parent and written_by_run(path)
+
+
+def _astray(path: Path, out: str) -> UsageError:
+    folder = path.resolve().parent
+    return UsageError(
+        f"{path} is of a run in {Path(out).resolve()}, but lies in {folder}: it was moved, or begun in another working "
+        f"directory; add --out {shlex.quote(str(path.parent))} to go on with it"
+    )
 
 
 def _is_entry(option: str, known: Mapping[str, Any]) -> bool:
