@@ -104,6 +104,20 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         export.write_onnx(Small(), tmp_path / "m.onnx")
 
 
+def test_torch_program_needs_no_operator_of_this_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, traced = {}, torch.export.export
+
+    def noted(*args: Any, **given: Any) -> Any:
+        options.update(given)
+        return traced(*args, **given)
+
+    monkeypatch.setattr(torch.export, "export", noted)
+    assert export.write_torch(Small(), tmp_path / "m.pt2") < 1e-5
+    targets = [str(node.target) for node in torch.export.load(tmp_path / "m.pt2").graph.nodes]
+    assert not [target for target in targets if "malleable" in target]
+    assert options["strict"] is False  # the default of PyTorch 2.7 is another
+
+
 @pytest.mark.slow
 def test_torch_program_of_a_whole_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, path = write_run(tmp_path / "run"), tmp_path / "m.pt2"
