@@ -147,8 +147,17 @@ def test_a_run_that_fails_does_not_keep_the_others_back(study: Study, capsys: py
     assert "K=1, seed 0 failed with exit code 3" in capsys.readouterr().err
 
 
-def test_results_that_cannot_be_kept_start_no_other_run(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_results_that_cannot_be_kept_end_the_study_at_once(
+    study: Study, jobs: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first run ends; any other would go on for long."""
     gather = malleable.commands.study.gather
+    stand_in = study.folder / "second_is_long.py"
+    stand_in.write_text(
+        f"import time\nlog = open({str(study.log)!r}, 'a')\nfirst = not log.tell()\nlog.write('run\\n')\nlog.flush()\n"
+        "if not first:\n    time.sleep(20)\n    log.write('ended\\n')\n"
+    )
 
     def fail_later(*arguments: Any) -> Any:
         if study.started():
@@ -156,7 +165,10 @@ def test_results_that_cannot_be_kept_start_no_other_run(study: Study, monkeypatc
         return gather(*arguments)
 
     monkeypatch.setattr(malleable.commands.study, "gather", fail_later)
-    assert study.run() == 1
+    launcher = f"{sys.executable} {stand_in}"
+    assert cli.main(["study", str(study.file), "--launcher", launcher, "--jobs", jobs]) == 1
+    assert "no space left" in capsys.readouterr().err
+    assert "ended" not in study.started()
     assert len(study.started()) < 4
 
 

@@ -95,7 +95,7 @@ def study(
                         print(f"{run} failed with exit code {code}; going on with the others", file=sys.stderr)
                     results = gather(plan, folder, kept)
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            workers.stop(signal.SIGTERM)  # the pool waits for them
             raise
     if workers.received:
         print("stopped; the same command goes on", file=sys.stderr)
@@ -190,14 +190,15 @@ class Workers:
         self._processes: set[subprocess.Popen[str]] = set()
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.signal(number, self.stop) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _stop(self, number: int, _: object) -> None:
+    def stop(self, number: int, _: object = None) -> None:
+        """Have the runs end as the signal ``number`` asks for, and start no other."""
         self.received.append(number)
         if number == signal.SIGTERM:  # Ctrl-C goes to the runs too: they write a checkpoint and end
             for process in tuple(self._processes):
