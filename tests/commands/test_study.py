@@ -271,6 +271,23 @@ def test_collecting_starts_nothing(study: Study, capsys: pytest.CaptureFixture[s
     assert "2 of 4 runs have no result yet" in capsys.readouterr().err
 
 
+def test_runs_that_only_lack_their_tests_are_told_from_untrained_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A launcher that only queues has trained one of two, and tested none."""
+    file = write_tiny(tmp_path, steps=2, stress=True, seeds=2)
+    run = read_plan(file).runs[0]
+    write_settings(tmp_path / "out" / run.folder, run.config)
+    (tmp_path / "out" / run.folder / "metrics.jsonl").write_text('{"step": 2, "val/miou": 1.0}\n')
+    trained = "1 of 2 runs are trained, but not tested yet: ours, seed 0"
+    assert cli.main(["study", str(file), "--collect"]) == 0
+    printed = capsys.readouterr().err
+    assert f"{trained}; to test them, start the study again without --collect, with its --launcher\n" in printed
+    assert "1 of 2 runs have no result yet: ours, seed 1\n" in printed
+    assert cli.main(["study", str(file), "--launcher", f"{sys.executable} -c pass"]) == 0
+    assert f"{trained}\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(("--only", "1/2"), "only=1/2 has no meaning"), (("--out", "typo"), "there is nothing to collect: neither typo")],

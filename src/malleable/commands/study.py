@@ -105,12 +105,20 @@ def study(
     if untested:
         print(f"runs that lack some of the faults or splits: {untested}; {folder} must hold them", file=sys.stderr)
     missing = [run for run in plan.runs if run not in results]
-    if missing:
-        names = "; ".join(map(str, missing))
-        print(f"{len(missing)} of {len(plan.runs)} runs have no result yet: {names}", file=sys.stderr)
-    else:
+    trained = [run for run in missing if finished(run, folder / run.folder)]
+    advice = "; to test them, start the study again without --collect, with its --launcher" if collect else ""
+    print_runs("are trained, but not tested yet", trained, plan, advice)
+    print_runs("have no result yet", [run for run in missing if run not in trained], plan)
+    if not missing:
         write_page(plan, folder, page, trust)
     return 1 if failed else 0
+
+
+def print_runs(what: str, runs: Sequence[PlannedRun], plan: Plan, advice: str = "") -> None:
+    """Say of which ``runs`` this is so, if there are any."""
+    if runs:
+        names = "; ".join(map(str, runs))
+        print(f"{len(runs)} of {len(plan.runs)} runs {what}: {names}{advice}", file=sys.stderr)
 
 
 def check_splits(plan: Plan, runs: Sequence[PlannedRun]) -> None:
