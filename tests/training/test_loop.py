@@ -25,14 +25,14 @@ import malleable.inference.evaluate
 import malleable.training.loop
 from helpers.runs import arguments, make_data, metrics, run, same, start, weights
 from malleable import cli
-from malleable.data import Sample, open_dataset
+from malleable.data import Sample, SyntheticScenes, open_dataset
 from malleable.files import LOCK
 from malleable.inference.evaluate import evaluate_network
 from malleable.runs.checkpoint import numbered, read_checkpoint
-from malleable.runs.config import Config, ModelConfig, TrainConfig, build_network
+from malleable.runs.config import Config, DataConfig, ModelConfig, TrainConfig, build_network
 from malleable.runs.folder import RunFolder, read_config, write_settings
 from malleable.runs.folder import _foreign as not_going_on
-from malleable.training.loop import image_losses
+from malleable.training.loop import image_losses, warn_of_border
 from malleable.training.loss import CrossEntropy
 from malleable.training.state import State
 
@@ -412,6 +412,25 @@ def logged(out: Path, step: int) -> RunFolder:
     write_settings(out, replace(Config(), train=TrainConfig(checkpoint_every=2)))
     (out / "metrics.jsonl").write_text(f'{{"step": {step}, "loss": 1.0}}\n')
     return RunFolder(out, Fabric(accelerator="cpu", devices=1))
+
+
+def test_crops_that_are_mostly_border_are_told_of_once(data: Path, tmp_path: Path) -> None:
+    large = arguments(data, tmp_path / "out", data__crop="[96,96]", data__scales="[0.5,2]", train__steps=1)
+    with pytest.warns(UserWarning, match=r"data.crop=\[96, 96\] is larger .* 44% .* --data.crop 32 40") as told:
+        assert cli.main(large) == 0
+    assert len([warning for warning in told if "data.crop" in str(warning.message)]) == 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [DataConfig(crop=(64, 96), scales=(0.5, 2)), DataConfig(crop=(80, 80), scales=(2,)), DataConfig(crop=(32, 40))],
+    ids=["as high at the largest scale", "as wide", "as large"],
+)
+def test_crops_that_an_image_fills_in_one_direction_are_fine(
+    data: DataConfig, recwarn: pytest.WarningsRecorder
+) -> None:
+    warn_of_border(data, SyntheticScenes("rooms", size=(32, 40), length=1)[0])
+    assert not recwarn
 
 
 def test_a_log_beyond_the_first_checkpoint_is_kept_without_checkpoints(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from malleable.data.faults import DepthFaults
 from malleable.inference.evaluate import evaluate_network
 from malleable.inference.probabilities import probabilities
 from malleable.progress import Progress
-from malleable.runs.config import Config, TrainConfig, parse_config
+from malleable.runs.config import Config, DataConfig, TrainConfig, parse_config
 from malleable.runs.folder import RunFolder
 from malleable.runs.log import Row, receptive_fields
 from malleable.training.distributed import (
@@ -109,6 +110,9 @@ def run_steps(fabric: Fabric, config: Config, folder: RunFolder, resume: bool) -
         world_size=fabric.world_size,
         pin_memory=fabric.device.type == "cuda",
     )
+    first = train_set[0]  # in all processes: none waits for one that cannot read it
+    if fabric.is_global_zero:
+        warn_of_border(data, first)
     folder.begin(config, start)
     progress = Progress(recipe.steps, start, recipe.batch_size, shown=fabric.is_global_zero)
     with Interruption() as interruption, progress:
@@ -135,6 +139,20 @@ def run_steps(fabric: Fabric, config: Config, folder: RunFolder, resume: bool) -
                     raise Stopped(stop, f"stopped after step {step}; the same command with --resume auto goes on")
                 if validates(step, recipe):
                     validate(state, val_set, folder, progress, interruption)
+
+
+def warn_of_border(data: DataConfig, sample: Sample) -> None:
+    """Warn if crops are higher and wider than ``sample`` even at the largest scale: much of each is ignored border."""
+    height, width = sample.camera.size
+    scale = max(data.scales)
+    if data.crop[0] > round(height * scale) and data.crop[1] > round(width * scale):
+        share = 1 - height * width * scale**2 / (data.crop[0] * data.crop[1])
+        warnings.warn(
+            f"data.crop={list(data.crop)} is larger than the images: {sample.id} is {height} × {width}, and even at "
+            f"{scale} times its size, the largest of data.scales, {share:.0%} of the crop is border, which is ignored; "
+            f"take --data.crop {height} {width} or less",
+            stacklevel=2,
+        )
 
 
 def update(state: State, batch: Batch, loss: Loss, folder: RunFolder) -> tuple[float, float]:
