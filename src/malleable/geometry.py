@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from malleable.ops.differences import fast_differences
 from malleable.ops.direct import is_transformed
@@ -87,9 +88,11 @@ class Geometry:
         Images without any stay unknown.
         """
         depth = self.depth.to(torch.promote_types(self.depth.dtype, torch.float32))
-        geometry = Geometry(fill(depth, _is_known(depth)), 1.0)
-        geometry.focal = self.focal  # which was checked, and cannot be where only shapes are known
-        return geometry
+        return self._with(fill(depth, _is_known(depth)))
+
+    def padded(self, border: Sequence[int]) -> Geometry:
+        """Return the same geometry with unknown depth around it: columns left and right, rows above and below."""
+        return self._with(pad(self.depth, tuple(border)))
 
     def depth_at(self, size: Sequence[int], dtype: torch.dtype = torch.float32) -> tuple[Tensor, float | Tensor]:
         """Return depth at a feature map of ``size`` (height, width), and the rate r_down of that map.
@@ -105,6 +108,11 @@ class Geometry:
     def relative_depth(self, window: Window, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Differences:
         """Compute d = (depth(i) − depth(j)) / unit(i), with the unit that :func:`grid_unit` gives (Eq. 1)."""
         return self._share(("relative", window, *size, dtype), lambda: self._difference(window, size, dtype, True))
+
+    def _with(self, depth: Tensor) -> Geometry:
+        geometry = Geometry(depth, 1.0)
+        geometry.focal = self.focal  # which was checked, and cannot be where only shapes are known
+        return geometry
 
     def _depth_at(self, size: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, float | Tensor]:
         rate, rows, columns = sample_positions(self.depth.shape[-2:], size, self.depth.device)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from helpers.networks import scene
 from malleable.layers import DepthConv2d
 from malleable.models import DeepLabV3Plus
-from malleable.models.convert import Converted
+from malleable.models.convert import Converted, convert
 from malleable.models.foreign import Foreign, Unavailable, foreign, from_settings, require_network
 
 FACTORY = """
@@ -68,6 +68,24 @@ def test_padding_for_smp_changes_no_size_that_fits() -> None:
     rgb, depth = scene(height=64, width=32)
     with torch.no_grad():
         assert torch.equal(net(rgb, depth=depth, focal=60.0), net.converted(rgb, depth=depth, focal=60.0))
+
+
+@pytest.mark.parametrize("fill_depth", [False, True])
+def test_padding_is_unknown_depth_whether_holes_are_filled_or_not(fill_depth: bool) -> None:
+    """At 33 × 33 most of the padded map is padding, which must not move the median of the relative channel."""
+    converted = convert(nn.Conv2d(3, 3, 3, padding=1), None, depth_input="relative", fill_depth=fill_depth)
+    assert converted.depth_input is not None
+    nn.init.ones_(converted.depth_input.conv.weight)
+    rgb, depth = scene(height=33, width=33)
+    expected = converted(rgb, depth=depth)
+    actual = Foreign(converted, 32, {"network": "x:y", "num_classes": 3})(rgb, depth=depth)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_depth_of_another_size_is_refused_even_if_both_are_padded_to_one() -> None:
+    net = Foreign(convert(nn.Conv2d(3, 3, 3), where="all"), 32, {"network": "x:y", "num_classes": 3})
+    with pytest.raises(ValueError, match=r"resolution of the image, \(33, 33\), got \(64, 64\)"):
+        net(scene(height=33, width=33)[0], depth=scene(height=64, width=64)[1], focal=60.0)
 
 
 class Answer(nn.Module):

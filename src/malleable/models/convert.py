@@ -78,21 +78,28 @@ class Converted(nn.Module):
             depth: (N, 1, H, W) metres, at the resolution of the image.
             focal: pixels of that image; a number or (N,).
         """
+        inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim == 4]
+        return self.run(self.geometry(inputs[0] if inputs else None, depth, focal), *args, **kwargs)
+
+    def geometry(self, image: Tensor | None, depth: Tensor | None, focal: float | Tensor | None) -> Geometry | None:
+        """Make what the layers see of ``image``, if it is known; None if nothing of the network sees depth."""
         if not self.placed and self.depth_input is None:
-            return self.model(*args, **kwargs)
+            return None
         if not self.placed:
             focal = 1.0  # depth as an input has no use for it
         if depth is None or focal is None:
             missing = "depth" if depth is None else "focal"
             raise ValueError(f"{missing} is missing: call net(image, depth=depth, focal=focal)")
-        inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim == 4]
-        image = inputs[0] if inputs else depth
-        if image.shape[-2:] != depth.shape[-2:]:  # rates would be wrong
+        if image is not None and image.shape[-2:] != depth.shape[-2:]:  # rates would be wrong
             resolution, given = tuple(image.shape[-2:]), tuple(depth.shape[-2:])
             raise ValueError(f"depth must have the resolution of the image, {resolution}, got {given}")
         geometry = Geometry(depth, focal)
-        if self.fill_depth:
-            geometry = geometry.filled()
+        return geometry.filled() if self.fill_depth else geometry
+
+    def run(self, geometry: Geometry | None, *args: Any, **kwargs: Any) -> Any:
+        """Return the model's own output for its own arguments, while its layers see ``geometry``."""
+        if geometry is None:
+            return self.model(*args, **kwargs)
         slot = self._slot
         outer, slot.geometry = slot.geometry, geometry
         try:

@@ -67,10 +67,11 @@ class Foreign(nn.Module):
     def forward(self, rgb: Tensor, depth: Tensor | None = None, focal: float | Tensor | None = None) -> Tensor:
         """Return logits (N, num_classes, H, W) for ``rgb`` (N, 3, H, W); ``depth``, ``focal`` as ``convert`` says."""
         height, width = rgb.shape[-2:]
+        geometry = self.converted.geometry(rgb, depth, focal)
         if self.multiple > 1:
             border = (0, -width % self.multiple, 0, -height % self.multiple)
-            rgb, depth = pad(rgb, border), None if depth is None else pad(depth, border)
-        logits = self._logits(self.converted(rgb, depth=depth, focal=focal))
+            rgb, geometry = pad(rgb, border), None if geometry is None else geometry.padded(border)
+        logits = self._logits(self.converted.run(geometry, rgb))
         return resize(logits, rgb)[..., :height, :width]
 
     def _logits(self, output: Any) -> Tensor:
