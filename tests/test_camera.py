@@ -85,3 +85,9 @@ def test_a_size_may_be_a_list() -> None:
 def test_counts_of_any_byte_order_and_direction(kind: str) -> None:
     counts = np.array([[0, 1500], [3000, 4500]], kind)
     torch.testing.assert_close(to_metres(counts[:, ::-1], "mm"), torch.tensor([[1.5, 0.0], [4.5, 3.0]]))
+
+
+@pytest.mark.parametrize("kind", [">u2", "u2", "f4"])
+def test_masked_counts_are_unknown_depth(kind: str) -> None:
+    counts = np.ma.masked_equal(np.array([[0, 1500], [65535, 4500]], kind), 65535)
+    torch.testing.assert_close(to_metres(counts, "mm"), torch.tensor([[0.0, 1.5], [0.0, 4.5]]))

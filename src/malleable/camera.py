@@ -30,17 +30,24 @@ def metres_per_count(unit: str | float) -> float:
     return metres
 
 
+def depth_tensor(depth: Any) -> Tensor:
+    """Make a tensor of an array of depth, 0 where it is masked, or of anything else that torch takes."""
+    if isinstance(depth, np.ndarray):  # also flipped views, and the byte order of PGM files
+        depth = np.ascontiguousarray(np.ma.filled(depth, 0), depth.dtype.newbyteorder("="))
+    return torch.as_tensor(depth)
+
+
 def to_metres(raw: Tensor | NDArray[Any], unit: str | float) -> Tensor:
     """Turn depth counts of any dtype into float32 metres. ``unit``: a name in ``DEPTH_UNITS`` or metres per count.
+
+    Pixels that are masked in a NumPy array become 0, unknown depth.
 
     Example:
         >>> import torch, malleable as mb
         >>> mb.to_metres(torch.tensor([0, 1500]), "mm")
         tensor([0.0000, 1.5000])
     """
-    if isinstance(raw, np.ndarray):  # also flipped views, and the byte order of PGM files
-        raw = np.ascontiguousarray(raw, raw.dtype.newbyteorder("="))
-    return torch.as_tensor(raw).to(torch.float32) * metres_per_count(unit)
+    return depth_tensor(raw).to(torch.float32) * metres_per_count(unit)
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,9 @@ def test_three_lines(trained: Trained) -> None:
         (torch.from_numpy(IMAGE).permute(2, 0, 1), torch.from_numpy(DEPTH)[None]),
         (IMAGE[:, ::-1][:, ::-1], DEPTH[..., None].astype(np.float64)),
         (IMAGE.astype(np.float32) / 255, DEPTH),
+        (IMAGE, DEPTH.astype(">f4")),
     ],
-    ids=["channels first", "PIL", "tensors", "tensors, channels first", "views", "floats"],
+    ids=["channels first", "PIL", "tensors", "tensors, channels first", "views", "floats", "another byte order"],
 )
 def test_images_and_depth_of_every_kind(image: Any, depth: Any, trained: Trained) -> None:
     expected = trained.predict(IMAGE, DEPTH, focal=FOCAL)
@@ -108,9 +109,12 @@ def test_without_depth_it_says_so_and_sees_colours(trained: Trained) -> None:
     assert not np.array_equal(found.probabilities, trained.predict(IMAGE, DEPTH, focal=FOCAL).probabilities)
 
 
-def test_unknown_depth_may_be_nan_or_negative(trained: Trained) -> None:
+@pytest.mark.parametrize("masked", [False, True])
+def test_unknown_depth_may_be_nan_or_negative_or_masked(masked: bool, trained: Trained) -> None:
     holes, zeros = DEPTH.copy(), DEPTH.copy()
     holes[:4], holes[4:8], holes[8:9], zeros[:9] = np.nan, -1, np.inf, 0
+    if masked:
+        holes = np.ma.array(DEPTH, mask=zeros == 0)
     found, expected = (trained.predict(IMAGE, depth, focal=FOCAL).probabilities for depth in (holes, zeros))
     assert np.array_equal(found, expected)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from malleable.camera import Camera
+from malleable.camera import Camera, depth_tensor
 from malleable.data.loose import Flags, centered
 from malleable.data.palette import Colour
 from malleable.data.sample import Sample
@@ -127,8 +127,7 @@ def _bytes(pixels: Tensor) -> Tensor:
 def _metres(depth: Any, size: tuple[int, int]) -> Tensor:
     """Give (H, W) float32 metres, 0 where unknown."""
     _check_read("depth", depth)
-    array = np.array(depth) if isinstance(depth, Image.Image) else depth
-    metres = torch.as_tensor(np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array).cpu()
+    metres = depth_tensor(np.array(depth) if isinstance(depth, Image.Image) else depth).cpu()
     if not metres.is_floating_point():
         raise ValueError(
             f"depth must be floating-point metres, got counts of {metres.dtype}; malleable.to_metres(depth, 'mm') "
