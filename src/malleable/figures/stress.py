@@ -30,36 +30,39 @@ def stress(rows: Mapping[str, tuple[float, Mapping[str, float]]]) -> Figure:
     measured = [stress for stress in STRESSES if any(stress.name in found for _, found in rows.values())]
     others = [stress for stress in measured if stress.family not in _AXES]
     axes = {family: axis for family, axis in _AXES.items() if family in {stress.family for stress in measured}}
-    figure, panels = new_figure(11.5, 6.2 + 0.22 * -(-len(rows) // 3), 2, max(len(axes), 1))
-    lines: dict[str, Any] = {}
+    height = 2 if axes else 1  # in rows of panels
+    figure, panels = new_figure(11.5, 3.1 * height + 0.22 * -(-len(rows) // 3), height, max(len(axes), 1))
     for place, (family, (label, none)) in enumerate(axes.items()):
         panel = panels[0, place]
-        for number, (name, (clean, found)) in enumerate(rows.items()):
+        for number, (clean, found) in enumerate(rows.values()):
             points = sorted([(none, clean), *((s.strength, found[s.name]) for s in _of(family) if s.name in found)])
-            (lines[name],) = panel.plot(
-                [strength for strength, _ in points], [miou for _, miou in points], marker="o", markersize=4,
-                color=LINES[number % len(LINES)], linestyle=DASHES[number // len(LINES) % len(DASHES)],
+            panel.plot(
+                [strength for strength, _ in points], [miou for _, miou in points], markersize=4, **_look(number),
+                linestyle=DASHES[number // len(LINES) % len(DASHES)],
             )  # fmt: skip
         if family == "scale":
             panel.set_xscale("log")
             panel.set_xticks([0.1, 1, 10], ["0.1", "1", "10"])
         panel.set(xlabel=label, ylabel="" if place else "mIoU (%)")
         panel.set_ylim(0, 1.05 * panel.get_ylim()[1])  # no marker is cut
-    wide = panels[1, 0].get_gridspec()[1, :]
-    for panel in panels[1]:
+    wide = panels[-1, 0].get_gridspec()[-1, :]
+    for panel in panels[-1]:
         panel.remove()
     panel = figure.add_subplot(wide)
     for number, (clean, found) in enumerate(rows.values()):
         values = [clean, *(found.get(stress.name, float("nan")) for stress in others)]
-        face = None if number < len(LINES) else "white"  # what dashes are to lines
-        panel.plot(
-            range(len(values)), values, "o", color=LINES[number % len(LINES)], markerfacecolor=face, markersize=7
-        )
+        panel.plot(range(len(values)), values, markersize=7, linestyle="none", **_look(number))
     panel.set_xticks(range(len(others) + 1), ["no fault", *(fill(s.name, 18) for s in others)], fontsize=8.5)
     panel.set(ylabel="mIoU (%)")
     panel.set_ylim(0, 1.05 * panel.get_ylim()[1])
-    legend(figure, list(lines.values()), list(lines), width=3.0)
+    legend(figure, figure.axes[0].get_lines(), list(rows), width=3.0)
     return figure
+
+
+def _look(number: int) -> dict[str, Any]:
+    """Give a row its colour; where colours come again markers are hollow, which is to them what dashes are to lines."""
+    colour = LINES[number % len(LINES)]
+    return {"color": colour, "marker": "o", "markerfacecolor": colour if number < len(LINES) else "white"}
 
 
 def _of(family: str) -> list[Stress]:
