@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(server, "served", served)
-    monkeypatch.setattr(command, "find_spec", lambda name: True)
+    monkeypatch.setattr(command, "version", lambda _: "6.31.0")
     monkeypatch.setattr(command.signal, "signal", lambda *_: None)
     return found
 
@@ -79,7 +79,26 @@ def test_wrong_calls_are_answered(
 def test_without_gradio_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = importlib.util.find_spec
-    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "gradio" else real(name))
+    def absent(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(command, "version", absent)
     assert cli.main(["explore"]) == 1
-    assert "pip install gradio" in capsys.readouterr().err
+    assert "Gradio 6.31 or newer, and none is installed; pip install" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("old", ["4.44.1", "6.9", "6.30.0rc1", "5"])
+def test_an_old_gradio_is_told_which_it_must_be(
+    old: str, shown: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "version", lambda _: old)
+    assert cli.main(["explore"]) == 1
+    needed = next(word for word in requires("malleable") or [] if "extra == 'explore'" in word).partition(";")[0]
+    said = f'{old} is installed; pip install "{needed}", or pip install ".[explore]" in a clone'
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("new", ["6.31", "6.100.0", "7.0rc1"])
+def test_a_newer_gradio_will_do(new: str, shown: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "version", lambda _: new)
+    assert cli.main(["explore"]) == 0

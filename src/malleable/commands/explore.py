@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import time
 import webbrowser
 from collections.abc import Sequence
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from malleable.data.loose import Flags, find_items
@@ -16,6 +17,7 @@ from malleable.data.sample import SampleDataset
 from malleable.data.synthetic import SyntheticScenes
 from malleable.inference.load import Trained, load_trained
 
+_GRADIO = (6, 31)  # the oldest that will do, as in pyproject.toml
 _WORLDS, _SIZE = ("rooms", "streets"), (240, 320)
 
 
@@ -55,8 +57,7 @@ def explore(
         device: auto, cpu, cuda or cuda:N.
         trust: import the package.module:factory that a checkpoint names as its network, and run it.
     """
-    if find_spec("gradio") is None:
-        raise ValueError("explore needs Gradio; install it with pip install gradio")
+    _require_gradio()
     from malleable.explorer.explorer import Explorer, Source, layers_of  # matplotlib comes with it
     from malleable.explorer.scenes import items_of
     from malleable.explorer.server import served
@@ -88,6 +89,20 @@ def explore(
                 time.sleep(3600)
     except KeyboardInterrupt:
         print("the page is closed", file=sys.stderr)
+
+
+def _require_gradio() -> None:
+    """Raise if Gradio is not installed, or too old."""
+    try:
+        found = version("gradio")
+    except PackageNotFoundError:
+        found = "none"
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) < _GRADIO:
+        needed = ".".join(map(str, _GRADIO))
+        raise ValueError(
+            f'explore needs Gradio {needed} or newer, and {found} is installed; pip install "gradio>={needed}", or '
+            'pip install ".[explore]" in a clone of malleable'
+        )
 
 
 def _named(runs: Sequence[str]) -> dict[str, str]:
