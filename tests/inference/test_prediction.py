@@ -97,6 +97,8 @@ def test_cameras_are_given_in_three_ways(trained: Trained) -> None:
     expected = trained.predict(IMAGE, DEPTH, focal=FOCAL).probabilities
     for camera in (SAMPLE.camera, SAMPLE.camera.to_dict()):
         assert np.array_equal(trained.predict(IMAGE, DEPTH, camera=camera).probabilities, expected)
+    for focal in (np.array([FOCAL]), [FOCAL], torch.tensor([[FOCAL]], dtype=torch.float64)):
+        assert np.array_equal(trained.predict(IMAGE, DEPTH, focal=focal).probabilities, expected)
     wider = trained.predict(IMAGE, DEPTH, focal=3 * FOCAL).probabilities
     assert not np.array_equal(wider, expected)
 
@@ -131,6 +133,7 @@ def test_unknown_depth_may_be_nan_or_negative_or_masked(masked: bool, trained: T
         (IMAGE, Image.fromarray((1000 * DEPTH).astype(np.uint16)), {}, "to_metres"),
         (IMAGE, DEPTH[::2, ::2], {}, r"the image's size, \(24, 32\) \(height, width\), got \(12, 16\)"),
         (IMAGE, DEPTH, {"focal": None}, "depth needs a camera: pass focal="),
+        (IMAGE, DEPTH, {"focal": (20.0, 21.0)}, r"mean of fx and fy, got \(20\.0, 21\.0\); pass camera= for both"),
         (IMAGE, DEPTH, {"camera": SAMPLE.camera.scale(2), "focal": None}, r"its camera is for \(48, 64\)"),
         (IMAGE[..., 0], DEPTH, {}, r"must be RGB.*got \(24, 32\)"),
         (IMAGE.astype(np.float32), DEPTH, {}, "must lie in 0..1, got 11 to 199; .*as uint8"),

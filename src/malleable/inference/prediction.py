@@ -85,7 +85,7 @@ def sample_of(
     pixels = _pixels(image)
     size = (pixels.shape[1], pixels.shape[2])
     known = Camera.from_dict(camera) if isinstance(camera, Mapping) else camera
-    found = Flags(focal=None if focal is None else float(focal)).camera_of(size, known)
+    found = Flags(focal=None if focal is None else _one_focal(focal)).camera_of(size, known)
     if depth is None and estimator is None:
         if sees_depth(net):
             warnings.warn("there is no depth, so the network sees colours only", stacklevel=2)
@@ -142,6 +142,18 @@ def _metres(depth: Any, size: tuple[int, int]) -> Tensor:
         )
     metres = metres.float()
     return torch.where(metres.isfinite() & (metres > 0), metres, 0.0)
+
+
+def _one_focal(focal: Any) -> float:
+    """Give the number that ``focal`` is, or holds alone."""
+    number = focal.tolist() if hasattr(focal, "tolist") else focal
+    while isinstance(number, list | tuple):
+        if len(number) != 1:
+            raise ValueError(
+                f"focal must be one number for an image, the mean of fx and fy, got {focal}; pass camera= for both"
+            )
+        number = number[0]
+    return float(number)
 
 
 def _check_read(name: str, value: Any) -> None:
