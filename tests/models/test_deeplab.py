@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -320,6 +321,13 @@ def test_a_second_encoder_adds_its_maps_stage_by_stage() -> None:
     torch.testing.assert_close(seen[0], plain[-1] + added[-1])
     with pytest.raises(ValueError, match="depth is missing"):
         net(rgb)
+
+
+@pytest.mark.parametrize("other", [(1, 64, 64), (2, 64, 32)])
+def test_a_second_encoder_refuses_depth_of_another_batch_or_size(other: tuple[int, int, int]) -> None:
+    net = build(conv=None, depth_encoder="relative").eval()
+    with pytest.raises(ValueError, match=r"of the image, \(2, 64, 64\), got " + re.escape(str(other))):
+        net(scene()[0], depth=scene(*other)[1])
 
 
 def test_a_second_encoder_has_the_dtype_of_its_network() -> None:

@@ -273,6 +273,13 @@ def test_depth_must_be_given() -> None:
         mb.convert(Tiny(), None, depth_input="metric")(rgb)
 
 
+def test_depth_of_another_batch_is_refused() -> None:
+    net = mb.convert(nn.Conv2d(3, 4, 3), None, depth_input="metric")
+    for images, maps in ((1, 4), (4, 1)):
+        with pytest.raises(ValueError, match=f"depth has a batch of {maps} maps, .* a batch of {images} samples"):
+            net(scene(images)[0], depth=scene(maps)[1])
+
+
 def test_a_network_that_pads_its_image_gets_no_channel() -> None:
     model = nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(3, 4, 3, 2), nn.Conv2d(4, 4, 3))
     with pytest.raises(ValueError, match=r"depth_input='metric': the network pads the image before 1, its first"):

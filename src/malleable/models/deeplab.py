@@ -129,6 +129,9 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
         if self.depth_encoder is not None:
             if depth is None:
                 raise ValueError("depth is missing: call net(image, depth=depth, focal=focal)")
+            image, given = ((t.shape[0], *t.shape[-2:]) for t in (rgb, depth))
+            if image != given:  # sums of the maps would be broadcast
+                raise ValueError(f"depth must have the batch, height and width of the image, {image}, got {given}")
             stages = [seen + known for seen, known in zip(stages, self.depth_encoder(depth)[-4:], strict=True)]
         if self.auxiliary is not None and self.merge is not None:
             merged = self.merge(stages)

@@ -74,6 +74,11 @@ class DepthInput(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return what the channel adds to the convolution of x (N, C, H, W), at any rate of the geometry's image."""
         depth, _ = self.slot.current().depth_at(x.shape[-2:])
+        if depth.shape[0] != x.shape[0]:  # a sum would be broadcast
+            raise ValueError(
+                f"depth has a batch of {depth.shape[0]} maps, but {self.name}, the first convolution, a batch of "
+                f"{x.shape[0]} samples; give every image its own depth map"
+            )
         channel = depth_channel(depth, self.kind).to(x.dtype)
         if self.pads == "same":
             conv = self.conv
