@@ -17,6 +17,8 @@ BLOCK, EVERY = 20, 4
 
 
 def main(source: Path, view: Path) -> None:
+    if view.exists():
+        sys.exit(f"{view} is there already; use it, or name another folder")
     ids = FolderDataset(source, "train").ids
     held = [place // BLOCK % EVERY == EVERY - 1 for place in range(len(ids))]
     (view / "splits").mkdir(parents=True)
