@@ -184,6 +184,13 @@ def test_meta_tensors_have_shapes() -> None:
     assert layer(torch.empty(2, 4, 12, 14, device="meta"), geometry).shape == (2, 6, 6, 7)
 
 
+def test_centers_do_not_pass_through_the_default_device() -> None:
+    """Apple's GPUs have no float64; the meta device has no values at all."""
+    with torch.device("meta"):
+        conv = mb.MalleableConv2d(2, 2, 3, device="cpu")
+    assert conv.centers.tolist() == [-2, -1, 0, 1, 2]
+
+
 def test_temperature_is_smooth_where_it_bends() -> None:
     layer = mb.MalleableConv2d(1, 1, 1, dtype=torch.float64)
     slopes = []

@@ -275,7 +275,7 @@ class MalleableConv2d(DepthConv2d):
 
     @torch.no_grad()
     def _reset_receptive_field(self) -> None:
-        self.centers.copy_(torch.tensor(self.initial_centers, dtype=torch.float64))
+        self.centers.copy_(torch.tensor(self.initial_centers, dtype=torch.float64, device="cpu"))
         self.temperature = self.initial_temperature
         self.rebalance.zero_()
         self.gain.fill_(1.0)

@@ -15,10 +15,12 @@ from timm.layers import Conv2dSame, ScaledStdConv2d, ScaledStdConv2dSame, StdCon
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
+from torch.overrides import TorchFunctionMode
 
 import malleable as mb
 from helpers.networks import relative_error, scene
 from malleable.models.convert import Converted
+from malleable.models.own_forward import plain_inside
 
 
 def of_transformers(**options: Any) -> nn.Conv2d:
@@ -272,6 +274,21 @@ class Doubled(Computed):
 
     def computed(self, x: Tensor) -> Tensor:
         return self.standard()
+
+
+class WithoutFloat64(TorchFunctionMode):
+    """Has the meta device refuse float64, as Apple's GPUs do."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        assert not (isinstance(result, Tensor) and result.is_meta and result.dtype == torch.float64)
+        return result
+
+
+def test_the_rule_is_found_whatever_the_default_device(original: nn.Conv2d) -> None:
+    with torch.device("meta"), WithoutFloat64():
+        inside = plain_inside(original)
+    assert inside is not None
 
 
 def test_the_rule_counts_not_the_name() -> None:

@@ -104,7 +104,7 @@ def _standardise(conv2d: nn.Conv2d, size: int) -> Standardise | None:
     for parameter in twin.parameters():
         parameter.data.normal_(std=0.01, generator=random)  # so small that eps matters
     expected = Standardise(eps, scale, twin._parameters.get("gain"))(twin.weight)
-    x = torch.randn(1, conv2d.in_channels, size, size, dtype=torch.float64, generator=random)
+    x = torch.randn(1, conv2d.in_channels, size, size, dtype=torch.float64, device="cpu", generator=random)
     for training in (True, False):
         ran = _run(twin.train(training), x)
         if ran is None or not torch.allclose(ran[1], expected, rtol=1e-9, atol=1e-12):
