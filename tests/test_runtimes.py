@@ -105,6 +105,33 @@ def test_export_with_dynamic_sizes() -> None:
         torch.testing.assert_close(program.module()(*arguments), net(*arguments))
 
 
+class Faded(mb.MalleableConv2d):
+    def assign(self, *args: Any) -> Tensor:
+        return super().assign(*args) / 2
+
+
+class Shown(mb.Conv25d):
+    def receptive_field(self, d: float | Tensor) -> Tensor:
+        return super().receptive_field(d) / 2
+
+
+class Alone(nn.Module):
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor, depth: Tensor, focal: Tensor) -> Tensor:
+        y: Tensor = self.conv(x, mb.Geometry(depth, focal))
+        return y
+
+
+@pytest.mark.parametrize("kind", [Faded, Shown])
+def test_export_of_a_layer_that_assigns_in_its_own_way(kind: type[nn.Module]) -> None:
+    net, args = Alone(kind(3, 2, 3, padding=1)).eval(), inputs(2, 8, 9)
+    program = torch.export.export(net, args, strict=False)
+    torch.testing.assert_close(program.module()(*args), net(*args))
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.slow
 def test_onnx_with_dynamic_sizes(tmp_path: Path) -> None:

@@ -181,7 +181,8 @@ class DepthConv2d(nn.Module):
         if y is not None:
             return y
         assign = self.assign(geometry, size, torch.promote_types(x.dtype, torch.float32))
-        center = self.at_equal_depth() if self.invalid == "same" and is_exporting() else None
+        short_cut = self.invalid == "same" and is_exporting() and _assigns_as_written(self)
+        center = self.at_equal_depth() if short_cut else None
         return convolve(x, weight, assign, self.bias, window, self.groups, center=center)
 
     def _at_once(self, x: Tensor, weight: Tensor, geometry: Geometry, window: Window) -> Tensor | None:
@@ -453,6 +454,15 @@ class DepthAwareAvgPool2d(nn.Module):
     def extra_repr(self) -> str:
         kernel, stride, padding = self.window.kernel_size, self.window.stride, self.window.padding[::-2]
         return f"kernel_size={kernel}, stride={stride}, padding={padding}, alpha={self.alpha}"
+
+
+def _assigns_as_written(layer: DepthConv2d) -> bool:
+    """Tell whether the layer's :meth:`assign` belongs to its :meth:`receptive_field`: a subclass may have either."""
+    kind = type(layer)
+    return any(
+        kind.assign is own.assign and kind.receptive_field is own.receptive_field
+        for own in (MalleableConv2d, Conv25d, DepthAwareConv2d)
+    )
 
 
 def _check_inputs(
