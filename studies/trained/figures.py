@@ -2,7 +2,7 @@
 
     python studies/trained/figures.py studies/trained/rooms
 
-Writes curves.png and faults.png beside the results, of the rows that have most seeds.
+Writes curves.png and faults.png beside the results, of the rows that have at least half of the most seeds.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from malleable.files import read_json
 
 
 def full_rows(folder: Path) -> list[dict[str, Any]]:
-    """Read the rows of a study's results that have most seeds."""
+    """Read the rows of a study's results that have at least half as many seeds as the one with most."""
     rows = read_json(folder / "results.json")["rows"]
     most = max(len(row["runs"]) for row in rows)
-    return [row for row in rows if len(row["runs"]) == most]
+    return [row for row in rows if 2 * len(row["runs"]) >= most]
 
 
 def read_curves(folder: Path) -> dict[str, tuple[Array, Array]]:

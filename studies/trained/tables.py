@@ -1,0 +1,228 @@
+"""Put what the studies recorded into the tables of this page and of the project's first one, and draw what depth adds.
+
+    python studies/trained/tables.py
+
+Each table stands below the heading of its section; gains.png is beside this file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+from malleable.figures.style import BLUE, INK, VERMILLION, new_figure, save, styled
+from malleable.files import read_json
+from malleable.models.cost import measure
+from malleable.reports.statistics import Average, decimal
+from malleable.reports.tables import markdown
+from malleable.runs.config import build_network, parse_config
+
+HERE = Path(__file__).parent
+PAGE, FIRST_PAGE = HERE / "README.md", HERE.parents[1] / "README.md"
+RGB = "RGB baseline"
+CROP = (64, 80)  # what costs are counted for
+
+ROWS = {  # as the project's first page calls them
+    RGB: "RGB only",
+    "depth-aware": "depth-aware convolution",
+    "2.5D K=3": "2.5D convolution, 3 kernels",
+    "malleable K=1": "**malleable convolution, 1 kernel**",
+    "malleable K=3": "**malleable convolution, 3 kernels**",
+    "depth as a fourth channel": "depth in metres as a fourth channel",
+    "relative channel": "scale-free depth channel",
+    "malleable K=3 + relative channel": "**malleable, 3 kernels + scale-free channel**",
+    "second encoder for depth": "a second encoder for depth in metres",
+    "second encoder for relative depth": "a second encoder for scale-free depth",
+}
+FAULTS = {  # as the tables call them
+    "depth × 4": "depth × 4",
+    "noise of 2 %": "noise of 2 %",
+    "noise of a stereo rig": "a stereo rig's noise",
+    "50% unknown": "50 % unknown",
+    "no depth": "no depth",
+    "shifted by 4 pixels": "4 pixels beside",
+    "focal length × 1.2": "focal length × 1.2",
+}
+NYUDV2 = {"nyudv2": "float32", "nyudv2_mixed": "mixed", "nyudv2_averaged": "averaged"}
+
+Row = dict[str, Any]
+
+
+def read_rows(study: str) -> dict[str, Row]:
+    """Read what a study recorded: name of a row → its means and runs."""
+    return {row["name"]: row for row in read_json(HERE / study / "results.json")["rows"]}
+
+
+def cost(row: Row, classes: int) -> int:
+    """Count the multiply-adds of a row's network."""
+    settings = next(iter(row["runs"].values()))["settings"]
+    with torch.device("meta"):
+        net = build_network(parse_config(settings).model, classes)
+    return measure(net, CROP).multiply_adds
+
+
+def costs(rows: dict[str, Row], names: Sequence[str], classes: int) -> dict[str, str]:
+    """Write the multiply-adds of rows as multiples of the RGB baseline's."""
+    first = cost(rows[RGB], classes)
+    return {name: f"{cost(rows[name], classes) / first:.2f} ×" if name != RGB else "1 ×" for name in names}
+
+
+def shown(average: Row, sign: str = "") -> str:
+    """Write "63.0 ± 0.3", or "63.0" of a single run."""
+    text = decimal(average["mean"], 1, sign)
+    return text if average["spread"] is None else f"{text} ± {average['spread']:.1f}"
+
+
+def world_table(study: str, classes: int) -> str:
+    """Tabulate rooms or streets: every row of the first page, and the one with nothing learned."""
+    rows = read_rows(study)
+    names = [name for name in ROWS if name in rows]
+    fixed = "malleable K=3, nothing learned"
+    if fixed in rows:
+        names.insert(names.index("malleable K=3"), fixed)
+    price = costs(rows, names, classes)
+    cells = [["", "cost", "seeds", "mIoU", "last quarter", *FAULTS.values(), "another camera"]]
+    for name in names:
+        row = rows[name]
+        found = [row["miou"], *(row["stress"][fault] for fault in FAULTS), row["splits"]["other-camera"]]
+        first, *others = (shown(average) for average in found)
+        last = decimal(row["last_quarter"]["mean"], 1, "+")
+        cells.append([name, price[name], str(row["miou"]["n"]), first, last, *others])
+    return markdown(cells)
+
+
+def kernels_table() -> str:
+    """Tabulate how many kernels, over the seeds that all of them have."""
+    rows = {name: row for name, row in read_rows("rooms").items() if name in {f"malleable K={k}" for k in range(1, 6)}}
+    rows = dict(sorted(rows.items()))
+    seeds = sorted(set.intersection(*(set(row["runs"]) for row in rows.values())))
+    price = costs(read_rows("rooms"), list(rows), 11)
+    cells = [["", "cost", "mIoU", "last quarter", "noise of 2 %", "50 % unknown", "another camera"]]
+    for name, row in rows.items():
+        runs = [row["runs"][seed] for seed in seeds]
+        found = [
+            [run["miou"] for run in runs],
+            [run["curve"]["4000"] - run["curve"]["3000"] for run in runs],
+            [run["stress"]["noise of 2 %"] for run in runs],
+            [run["stress"]["50% unknown"] for run in runs],
+            [run["splits"]["other-camera"] for run in runs],
+        ]
+        means = [sum(values) / len(values) for values in found]
+        shown = [decimal(mean, 1, "+" if place == 1 else "") for place, mean in enumerate(means)]
+        cells.append([name, price[name], *shown])
+    return markdown(cells)
+
+
+def nyudv2_runs() -> list[tuple[str, str, str, Row]]:
+    """List (name of the row, seed, what is special about it, run) over the studies of NYUDv2, by seed."""
+    found = [
+        (name, seed, special, run)
+        for study, special in NYUDV2.items()
+        for name, row in read_rows(study).items()
+        for seed, run in row["runs"].items()
+    ]
+    return sorted(found, key=lambda run: (int(run[1]), list(ROWS).index(run[0])))
+
+
+def nyudv2_table() -> str:
+    """Tabulate NYUDv2, a line a run."""
+    faults = ("depth × 4", "noise of 2 %", "50% unknown", "no depth")
+    cells = [["", "seed", "mIoU", "pixel accuracy", "mean accuracy", "last quarter", *(FAULTS[f] for f in faults)]]
+    for name, seed, special, run in nyudv2_runs():
+        scores = [run[score] for score in ("miou", "pixel_accuracy", "mean_accuracy")]
+        last = run["curve"]["5000"] - run["curve"]["3750"]
+        left = [run["stress"][fault] for fault in faults]
+        numbers = [*(decimal(v, 1) for v in scores), decimal(last, 1, "+"), *(decimal(v, 1) for v in left)]
+        cells.append([name, f"{seed}, {special}", *numbers])
+    return markdown(cells)
+
+
+def first_table() -> str:
+    """Tabulate rooms and streets for the project's first page; the highest figure of a column is bold."""
+    rooms, streets = read_rows("rooms"), read_rows("streets")
+    faults = ("depth × 4", "noise of 2 %", "50% unknown", "no depth")
+    price = costs(rooms, list(ROWS), 11)
+    columns: list[tuple[str, list[float], list[str]]] = []
+    for heading, found in (
+        ("rooms", [rooms[name]["miou"] for name in ROWS]),
+        ("streets", [streets[name]["miou"] for name in ROWS]),
+    ):
+        columns.append((heading, [average["mean"] for average in found], [shown(average) for average in found]))
+    for heading, values in (
+        *((FAULTS[fault], [rooms[name]["stress"][fault]["mean"] for name in ROWS]) for fault in faults),
+        ("another camera", [rooms[name]["splits"]["other-camera"]["mean"] for name in ROWS]),
+    ):
+        columns.append((heading, values, [decimal(value, 1) for value in values]))
+    cells = [["", "cost", *(heading for heading, _, _ in columns)]]
+    for place, (name, title) in enumerate(ROWS.items()):
+        line = [f"**{text[place]}**" if values[place] == max(values) else text[place] for _, values, text in columns]
+        cells.append([title, price[name], *line])
+    return markdown(cells)
+
+
+def gains(rows: dict[str, dict[str, Row]]) -> dict[str, list[float]]:
+    """Subtract the RGB baseline of the same seed: name of a row → its gains in mIoU."""
+    baseline = rows[RGB]
+    return {
+        name: [run["miou"] - baseline[seed]["miou"] for seed, run in runs.items() if seed in baseline]
+        for name, runs in rows.items()
+    }
+
+
+@styled
+def draw(panels: dict[str, dict[str, list[float]]]) -> Figure:
+    """Draw what every row adds to the RGB baseline: a dot a seed, and the mean with its 95 % interval from three on."""
+    names = [name for name in ROWS if name != RGB]
+    titles = [ROWS[name].strip("*") for name in names]
+    figure, axes = new_figure(11.5, 3.7, 1, len(panels), sharey=True)
+    for panel, (title, found) in zip(axes[0], panels.items(), strict=True):
+        for place, name in enumerate(names):
+            values = found.get(name, [])
+            average = Average.of(values)
+            if average is None:
+                continue
+            colour = VERMILLION if name.startswith("malleable") else BLUE
+            panel.plot(values, [place] * len(values), "o", markersize=4, color=colour, markerfacecolor="white")
+            if average.n > 2 and average.interval:
+                panel.plot(average.interval, [place, place], color=colour, linewidth=2)
+                panel.plot([average.mean], [place], "|", markersize=13, markeredgewidth=2, color=INK)
+        panel.set(title=title, xlabel="mIoU above the RGB baseline")
+        panel.set_xlim(0, 1.08 * panel.get_xlim()[1])
+    axes[0, 0].set_yticks(range(len(names)), titles)
+    axes[0, 0].invert_yaxis()
+    return figure
+
+
+def tables() -> Iterator[tuple[Path, str, str]]:
+    """Give every table, after the page and the heading below which it stands."""
+    yield FIRST_PAGE, "## Does it help?", first_table()
+    yield PAGE, "## Rooms", world_table("rooms", 11)
+    yield PAGE, "## Streets", world_table("streets", 10)
+    yield PAGE, "## How many kernels", kernels_table()
+    yield PAGE, "## NYUDv2", nyudv2_table()
+
+
+def with_table(text: str, heading: str, table: str) -> str:
+    """Replace the first table below ``heading``."""
+    before, found, after = text.partition(f"\n{heading}")
+    assert found, f"no heading {heading!r}"
+    return before + found + re.sub(r"(^\|.*\n)+", lambda _: table, after, count=1, flags=re.MULTILINE)
+
+
+def main() -> None:
+    for page, heading, table in tables():
+        page.write_text(with_table(page.read_text(encoding="utf-8"), heading, table), encoding="utf-8")
+    panels = {study: {name: row["runs"] for name, row in read_rows(study).items()} for study in ("rooms", "streets")}
+    nyudv2 = panels["NYUDv2 at half size"] = {}
+    for name, seed, _, run in nyudv2_runs():
+        nyudv2.setdefault(name, {})[seed] = run
+    save(draw({title: gains(rows) for title, rows in panels.items()}), str(HERE / "gains.png"), "png")
+
+
+if __name__ == "__main__":
+    main()
