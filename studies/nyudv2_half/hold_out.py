@@ -1,6 +1,6 @@
 """Hold out a quarter of a data set's training images, to choose a recipe without looking at the test.
 
-    python studies/nyudv2_half/hold_out.py ../shared/nyudv2-half runs/held-out-nyudv2-half
+    python studies/nyudv2_half/hold_out.py data/nyudv2-half runs/held-out-nyudv2-half
 
 The new folder has links to the data set's files and two splits, fit and hold. Neighbours in a split show one place,
 so every fourth block of 20 ids is held out.

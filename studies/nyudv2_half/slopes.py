@@ -1,6 +1,6 @@
 """How far along the depth axis do a pixel's neighbours lie? By class, on the grids of a ResNet.
 
-    python studies/nyudv2_half/slopes.py ../shared/nyudv2-half
+    python studies/nyudv2_half/slopes.py data/nyudv2-half
 
 Prints which part of the direct neighbours, above and below or left and right, differs from the pixel by more than 0.5,
 1.5 and 3 grid cells. A malleable layer of three kernels that starts from centers −2 … 2 reaches to about 1.5, as 2.5D
