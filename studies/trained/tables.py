@@ -143,7 +143,7 @@ def nyudv2_table() -> str:
 
 
 def first_table() -> str:
-    """Tabulate rooms and streets for the project's first page; the highest figure of a column is bold."""
+    """Tabulate rooms and streets for the project's first page; the highest score of a column is bold."""
     rooms, streets = read_rows("rooms"), read_rows("streets")
     faults = ("depth × 4", "noise of 2 %", "50% unknown", "no depth")
     price = costs(rooms, list(ROWS), 11)
@@ -160,7 +160,10 @@ def first_table() -> str:
         columns.append((heading, values, [decimal(value, 1) for value in values]))
     cells = [["", "cost", *(heading for heading, _, _ in columns)]]
     for place, (name, title) in enumerate(ROWS.items()):
-        line = [f"**{text[place]}**" if values[place] == max(values) else text[place] for _, values, text in columns]
+        line = [
+            f"**{text[place]}**" if round(values[place], 1) == round(max(values), 1) else text[place]
+            for _, values, text in columns
+        ]
         cells.append([title, price[name], *line])
     return markdown(cells)
 
