@@ -2,8 +2,10 @@
 
 import errno
 import os
+import stat
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from socket import gethostname
 
@@ -31,6 +33,23 @@ def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> No
         assert path.read_text() == "two"
     assert path.read_text() == "one"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders are not synchronised")
+@pytest.mark.parametrize(("number", "fails"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)])
+def test_a_folder_that_cannot_be_synchronised_is_no_error(
+    number: int, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Network file systems may refuse it; a failing disk is another matter."""
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match=os.strerror(number)) if fails else nullcontext():
+        write_whole(tmp_path / "a.txt", b"text")
+    assert (tmp_path / "a.txt").read_bytes() == b"text"
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "深", "😀"])

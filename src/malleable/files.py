@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -175,6 +176,9 @@ def sync_folder(folder: Path) -> None:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that have no such thing for folders
+                raise
         finally:
             os.close(descriptor)
 
