@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -66,8 +67,11 @@ def read_metres(path: Path) -> Tensor:
     require_file(path)
     try:
         array: Array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError, MemoryError) as error:  # a damaged head may claim any size
+    except (OSError, ValueError, EOFError, MemoryError, BadZipFile) as error:  # a damaged head may claim any size
         raise ValueError(f"{path} cannot be read as an array of numbers ({error}); save it again") from error
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise ValueError(f"{path} is an archive of arrays (.npz), not one array; save depth with numpy.save")
     if not np.issubdtype(array.dtype, np.floating):
         raise ValueError(
             f"{path} holds {array.dtype}, but depth in .npy is floating point, in metres; save counts as a 16-bit PNG"
