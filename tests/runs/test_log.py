@@ -21,6 +21,11 @@ def test_a_line_that_is_no_row_is_not_read(tmp_path: Path, line: str) -> None:
     assert field_paths(tmp_path) == {}
 
 
+def test_a_damaged_line_does_not_hide_the_others(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "lo\xff\xfe\n' + ROW.encode())
+    assert read_log(tmp_path) == [Row(2, {"loss": 0.5})]
+
+
 def test_only_numbers_are_read(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 2, "loss": "high", "lr": 0.5, "val/miou": null}')
     assert read_log(tmp_path) == [Row(2, {"lr": 0.5})]

@@ -161,7 +161,7 @@ def receptive_fields(net: nn.Module) -> dict[str, ReceptiveField]:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     lines = []
-    for text in path.read_text().splitlines() if path.is_file() else ():
+    for text in path.read_text("utf-8", "replace").splitlines() if path.is_file() else ():
         try:
             line = json.loads(text)
         except json.JSONDecodeError:
