@@ -10,18 +10,20 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
 
 from helpers.files import save
-from helpers.toys import MODEL, write_run
+from helpers.toys import MODEL, scenes, write_run
 
 gr = pytest.importorskip("gradio")
 
+from malleable.explorer.explorer import Explorer, Source  # noqa: E402
 from malleable.explorer.layer import MOST_KERNELS, Layer  # noqa: E402
 from malleable.explorer.page import controls_of, fault_of, layer_of  # noqa: E402
-from malleable.explorer.scenes import Fault  # noqa: E402
+from malleable.explorer.scenes import Fault, items_of  # noqa: E402
 from malleable.explorer.server import served  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -40,6 +42,24 @@ def test_a_port_that_cannot_be_used_is_named() -> None:
             served(None, port=port).__enter__()  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1"])  # no machine has these
+def test_a_host_that_is_not_this_machine_is_named(host: str) -> None:
+    with pytest.raises(ValueError, match=f"host {host} cannot be used"):
+        served(None, host).__enter__()  # type: ignore[arg-type]
+
+
+def test_the_page_is_served_at_an_address_of_ipv6() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    data = scenes()
+    with served(Explorer({"rooms": Source(items_of(data), data.classes)}, {}, {}), "::1") as address:
+        assert address.startswith("http://[::1]:")
+        with urlopen(address) as answer:
+            assert answer.status == 200
+
+
 def values(controls: list[Any]) -> list[Any]:
     """What the page would hand back."""
     return [control.value if isinstance(control, gr.Slider) else control for control in controls]
@@ -53,6 +73,7 @@ def values(controls: list[Any]) -> list[Any]:
         Layer(kernels=2, rate=64, centers=(-9.0, -0.5, 0.5, 8.0), temperature=11.0, scales=(0.3, 0.7)),
         Layer("conv25d", kernels=4, dilation=24, fill_depth=True),
         Layer("depth_aware", kernels=1, alpha=40.0),
+        Layer(centers=(-2.0, -1.0, 0.0, 1.0, 2.0), temperature=3e-5),
     ],
     ids=str,
 )

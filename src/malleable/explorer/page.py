@@ -122,7 +122,7 @@ def controls_of(layer: Layer) -> list[Any]:
 
 def _slider(name: str, value: float, **changes: Any) -> gr.Slider:
     """Set a slider to ``value``, which may lie beyond what the slider reaches on its own."""
-    value, (low, high) = round(value, 4), _RANGES[name]
+    value, (low, high) = float(f"{value:.4g}"), _RANGES[name]
     return gr.Slider(value=value, minimum=min(low, value), maximum=max(high, value), **changes)
 
 
