@@ -448,6 +448,15 @@ def test_hooks_are_not_lost_silently() -> None:
         mb.MalleableConv2d.from_conv2d(conv2d)
 
 
+def test_an_assignment_of_its_own_is_used() -> None:
+    layer, x = mb.MalleableConv2d(4, 4, 3, padding=1), torch.randn(1, 4, 8, 8)
+    geometry = mb.Geometry(torch.rand(1, 1, 8, 8) + 1, 50.0)
+    nothing = torch.zeros_like(layer.assign(geometry, (8, 8)))
+    layer.assign = lambda *_: nothing  # type: ignore[method-assign]
+    expected = layer.bias.view(1, -1, 1, 1).expand(1, 4, 8, 8)
+    torch.testing.assert_close(layer(x, geometry), expected)
+
+
 @pytest.mark.parametrize("name", ["kernel_size", "stride", "padding", "dilation"])
 def test_the_window_cannot_change_under_a_layer(name: str) -> None:
     with pytest.raises(AttributeError):

@@ -340,7 +340,7 @@ class MalleableConv2d(DepthConv2d):
     def _at_once(self, x: Tensor, weight: Tensor, geometry: Geometry, window: Window) -> Tensor | None:
         kind, base = type(self), MalleableConv2d
         as_written = kind.assign is base.assign and kind.scales is base.scales and kind.temperature is base.temperature
-        if self.invalid != "same" or not as_written or not is_direct(x):
+        if self.invalid != "same" or not as_written or "assign" in vars(self) or not is_direct(x):
             return None
         own: dict[str, Any] = {**self._parameters, **self._buffers}  # attributes of a module are slow
         try:
@@ -457,9 +457,9 @@ class DepthAwareAvgPool2d(nn.Module):
 
 
 def _assigns_as_written(layer: DepthConv2d) -> bool:
-    """Tell whether the layer's :meth:`assign` belongs to its :meth:`receptive_field`: a subclass may have either."""
+    """Tell whether the layer's :meth:`assign` belongs to its :meth:`receptive_field`: either may be another's."""
     kind = type(layer)
-    return any(
+    return not vars(layer).keys() & {"assign", "receptive_field"} and any(
         kind.assign is own.assign and kind.receptive_field is own.receptive_field
         for own in (MalleableConv2d, Conv25d, DepthAwareConv2d)
     )
