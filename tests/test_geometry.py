@@ -151,6 +151,14 @@ def test_wrong_geometry_is_refused(depth: torch.Tensor, focal: float | torch.Ten
         mb.Geometry(depth, focal)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int64])
+def test_a_focal_length_has_the_precision_of_depth(dtype: torch.dtype) -> None:
+    """An array of NumPy's is float64, which would make everything after it slow."""
+    geometry = mb.Geometry(torch.ones(2, 1, 8, 8), torch.tensor([50, 60], dtype=dtype))
+    assert geometry.focal.dtype == torch.float32
+    assert mb.Geometry(torch.ones(2, 1, 8, 8).double(), geometry.focal).focal.dtype == torch.float64
+
+
 def test_a_focal_length_may_be_a_number_of_numpy() -> None:
     assert mb.Geometry(torch.ones(1, 1, 8, 8), np.float32(50)).focal.tolist() == [50.0]
 

@@ -207,7 +207,7 @@ def _focal_per_sample(focal: float | Tensor, depth: Tensor) -> Tensor:
     unseen = torch.compiler.is_compiling() or is_transformed()
     if focal.device.type == "cpu" and not unseen and not bool(((focal > 0) & (focal < torch.inf)).all()):
         raise ValueError(f"focal must be a positive number of pixels for every sample, got {focal.tolist()}")
-    return focal.expand(batch)
+    return focal.to(torch.promote_types(depth.dtype, torch.float32)).expand(batch)
 
 
 _POWERS_OF_TWO = [2**n for n in range(11)]
