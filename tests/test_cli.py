@@ -64,7 +64,10 @@ def test_as_a_module() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes break otherwise")
-@pytest.mark.parametrize(("words", "unbuffered"), [("--help", ""), ("cost --help", ""), ("check", ""), ("check", "1")])
+@pytest.mark.parametrize(
+    ("words", "unbuffered"),
+    [("--help", ""), ("cost --help", ""), ("check", ""), ("check", "1"), ("cost", ""), ("cost", "1")],
+)
 def test_a_reader_that_has_had_enough_ends_it_quietly(words: str, unbuffered: str, tmp_path: Path) -> None:
     (tmp_path / "splits").mkdir()
     (tmp_path / "splits" / "train.txt").write_text("")
@@ -76,6 +79,23 @@ def test_a_reader_that_has_had_enough_ends_it_quietly(words: str, unbuffered: st
     os.close(write)
     assert finished.stderr == ""
     assert finished.returncode == 141  # as a program that SIGPIPE ended has it
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes break otherwise")
+def test_a_reader_of_messages_that_has_left_takes_no_output_with_it() -> None:
+    """What is printed before stays printed."""
+    words = """
+import sys
+from malleable import cli, progress
+cli.run = lambda *_: (print("a result"), progress.console().print("a message"))
+sys.exit(cli.main(["cost"]))
+"""
+    read, write = os.pipe()
+    os.close(read)
+    finished = subprocess.run([sys.executable, "-c", words], stdout=subprocess.PIPE, stderr=write, text=True)
+    os.close(write)
+    assert finished.stdout == "a result\n"
+    assert finished.returncode == 141
 
 
 def test_letters_that_an_output_lacks_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, get_type_hints
+from typing import Any, TextIO, get_type_hints
 
 from malleable.runs.settings import UsageError, explained, nearest, resolve
 
@@ -51,8 +51,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed when Python ends
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            _forget(stream)
         return _UNREAD
+
+
+def _forget(stream: TextIO) -> None:
+    """Drop what nobody will read, lest Python complain of it as it ends; a stream that is read keeps it."""
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), stream.fileno())
 
 
 def _main(arguments: list[str]) -> int:

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager, nullcontext
 from datetime import timedelta
 from functools import cache
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -57,9 +57,18 @@ def available_cores() -> int:
 @cache
 def console() -> Console:
     """Give the one console, on stderr, that progress is shown on, so that bars do not overwrite each other."""
+    return plain_console(stderr=True, highlight=False)
+
+
+def plain_console(**options: Any) -> Console:
+    """Make a console that shows text as it is; one whose reader has left raises BrokenPipeError."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:  # called while that error is handled; rich's own ends the process
+            raise
+
+    return Plain(markup=False, emoji=False, **options)
 
 
 @contextmanager

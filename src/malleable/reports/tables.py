@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from textwrap import fill
 
+from malleable.progress import plain_console
 from malleable.reports.comparison import Compared, Comparison
 from malleable.reports.statistics import Average, shown, shown_p
 from malleable.runs.scores import SCORES
@@ -14,7 +15,6 @@ from malleable.runs.scores import SCORES
 def print_cells(cells: Sequence[Sequence[str]], title: str, caption: str | None = None) -> None:
     """Print a table of a heading and lines on standard output; an empty line sets those after it apart."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     heading, *lines = cells
@@ -26,7 +26,7 @@ def print_cells(cells: Sequence[Sequence[str]], title: str, caption: str | None 
     for line in lines:
         table.add_row(*line)
     width = None if sys.stdout.isatty() else 120
-    Console(markup=False, emoji=False, width=width).print(table)
+    plain_console(width=width).print(table)
 
 
 def print_table(comparison: Comparison) -> None:
