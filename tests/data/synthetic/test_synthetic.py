@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import errno
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -163,6 +166,50 @@ def test_files_of_another_renderer_are_replaced(cache):
     SyntheticScenes("rooms", size=(24, 32), length=2, keep=True)[0]
     assert not old.exists()
     assert file.exists()
+
+
+def test_what_is_kept_bears_the_version_that_rendered_it(cache):
+    """An upgrade while a run goes on must not find scenes of the old code under the name of the new."""
+    SyntheticScenes("rooms", size=(24, 32), length=2, keep=True)[0]
+    (before,) = cache.iterdir()
+    code = """
+from pathlib import Path
+from malleable.data import SyntheticScenes
+Path.read_bytes = lambda _: b"new code"
+SyntheticScenes("rooms", size=(24, 32), length=2, keep=True)[0]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert list(cache.iterdir()) == [before]
+
+
+def test_what_was_kept_is_read_where_nothing_can_be_written(cache, monkeypatch):
+    """As from the cache of another user, beside a file of an older version."""
+    expected = [
+        SyntheticScenes("rooms", size=(24, 32), length=3, keep=True)[0],
+        SyntheticScenes("rooms", size=(24, 32), length=3)[1],
+    ]
+    (file,) = cache.iterdir()
+    file.with_name(file.name.replace(file.stem.rsplit("-")[-1], "0123456789ab")).write_bytes(b"old")
+    content = file.read_bytes()
+
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("malleable.data.synthetic.kept.open", refuse, raising=False)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    data = SyntheticScenes("rooms", size=(24, 32), length=3, keep=True)
+    assert same(data[1], expected[1])
+    monkeypatch.setattr(SyntheticScenes, "_render", None)
+    assert same(data[0], expected[0])
+    assert same(data[1], expected[1])
+    assert file.read_bytes() == content
+
+
+def test_cameras_that_differ_little_are_kept_apart(cache):
+    first, second = (
+        SyntheticScenes("rooms", size=(24, 32), length=1, keep=True, zoom=zoom) for zoom in (1.0000001, 1.0000002)
+    )
+    assert first[0].camera != second[0].camera
 
 
 @pytest.mark.parametrize("world", ["rooms", "streets"])

@@ -73,7 +73,7 @@ class SyntheticScenes(SampleDataset):
         self.classes = rooms.CLASSES if world == "rooms" else streets.CLASSES
         self.palette = default_palette(len(self.classes))
         self.ids = [f"{world}-{seed}-{index:06d}" for index in range(length)]
-        self._kept = Kept(f"{world}-{seed}-{self.sensor}-{zoom:g}", length, self.size) if keep else None
+        self._kept = Kept(f"{world}-{seed}-{self.sensor}-{float(zoom)}", length, self.size) if keep else None
 
     def __getitem__(self, index: int) -> Sample:
         position = index + self.length if index < 0 else index

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from functools import cache
+from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
 
@@ -30,7 +30,7 @@ class Kept:
     def __init__(self, name: str, length: int, size: tuple[int, int]) -> None:
         self._name, self._length, self._size = f"{name}-{length}-{size[0]}x{size[1]}", length, size
         self._records: Array | None = None  # (length, bytes), opened on first use in each process
-        self._path: Path | None = None  # of the file that they are read from
+        self._path: Path | None = None  # of the file that new ones are written to
 
     def get(self, position: int) -> Rendered | None:
         """Return what was put, or None."""
@@ -65,7 +65,6 @@ class Kept:
                     file.write(content)
                 return
             except OSError:
-                records = self._records = np.array(records)
                 self._path = None
         records[position] = np.frombuffer(content, np.uint8)
 
@@ -85,21 +84,24 @@ class Kept:
 
 
 def _mapped(folder: Path, name: str, shape: tuple[int, int]) -> tuple[Path, Array]:
-    """Map the file to read it, of zeros where nothing was written; they take no room on the disk."""
-    path = folder / f"{name}-{_sources()}.scenes"
+    """Map the file, of zeros where nothing was written, which take no room on the disk; changes stay in memory."""
+    path = folder / f"{name}-{_VERSION}.scenes"
     for other in folder.glob(f"{name}-*.scenes"):  # of versions that render differently
         if other != path:
-            other.unlink(missing_ok=True)
-    with open(path, "ab") as file:
-        if file.tell() < math.prod(shape):
+            with suppress(OSError):  # in a folder that can only be read
+                other.unlink(missing_ok=True)
+    if not path.exists() or path.stat().st_size < math.prod(shape):
+        with open(path, "ab") as file:
             file.truncate(math.prod(shape))
-    return path, np.memmap(path, np.uint8, "r", shape=shape)
+    return path, np.memmap(path, np.uint8, "c", shape=shape)
 
 
-@cache
-def _sources() -> str:
+def _version() -> str:
     """Name the version of what renders: files of another one are not read."""
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:12]
+
+
+_VERSION = _version()  # when the code is read: a file that is changed later is not what renders
