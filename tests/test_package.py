@@ -23,6 +23,12 @@ def test_dir_names_what_is_imported_on_first_use() -> None:
     assert not finished.stderr
 
 
+def test_the_compiler_is_loaded_only_to_compile() -> None:
+    script = "import sys, malleable.cli\nassert 'torch._dynamo' not in sys.modules"
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert not finished.stderr
+
+
 def test_the_version_is_written_once_and_its_changes_are_listed() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     assert re.search(r'^path = "src/malleable/__init__.py"$', project, re.MULTILINE)

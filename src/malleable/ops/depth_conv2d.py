@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
-from malleable.ops.direct import is_batched, is_direct, is_exporting, is_recorded, is_transformed
+from malleable.ops.direct import asked_once, is_batched, is_direct, is_exporting, is_recorded, is_transformed
 from malleable.ops.engines import ENGINES, Engine, check_engine, choose, instead, plain, wish
 from malleable.ops.engines.plain import output_format
 from malleable.ops.engines.triton import LaunchError
@@ -93,7 +93,7 @@ def convolve(
     return cast(Tensor, operator(x, weight, assign, bias, *_settings(window, groups, engine)))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@asked_once
 def _has_autocast(device: str) -> bool:  # PyTorch 2.7 cannot compile the question
     return torch.amp.is_autocast_available(device)
 

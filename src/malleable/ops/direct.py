@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 _ORDINARY = {Tensor, nn.Parameter}
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def asked_once(function: F) -> F:
+    """Have compilers ask ``function`` once, as they trace, and keep its answer.
+
+    As ``torch.compiler.assume_constant_result``, which loads the compiler: 2 s that most programs never need.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def is_direct(*tensors: Tensor | None) -> bool:
@@ -21,7 +35,7 @@ def is_direct(*tensors: Tensor | None) -> bool:
     return True
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@asked_once
 def is_transformed() -> bool:
     """Tell whether torch.func or forward differentiation is at work, which know PyTorch's own operators only.
 
@@ -30,7 +44,7 @@ def is_transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@asked_once
 def is_exporting() -> bool:
     """Tell whether a graph is made for other runtimes.
 

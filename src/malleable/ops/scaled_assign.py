@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from malleable.assign import malleable_assign, malleable_logits
 from malleable.ops.depth_conv2d import check_shape
-from malleable.ops.direct import is_batched, is_direct, is_exporting, is_recorded, is_transformed, pointer
+from malleable.ops.direct import asked_once, is_batched, is_direct, is_exporting, is_recorded, is_transformed, pointer
 from malleable.ops.engines import wish
 from malleable.ops.engines.native.build import library
 from malleable.ops.whole import is_whole
@@ -74,7 +74,7 @@ def fits(*tensors: Tensor) -> bool:
     return all(t.ndim == 0 for t in (temperature, *gain)) and _is_usable()
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@asked_once
 def _is_usable() -> bool:
     """Tell whether there is a C++ twin, and no other engine was asked for. Compilers ask once, as they trace."""
     return wish() in ("auto", "native") and not isinstance(library(), str)
