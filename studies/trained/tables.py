@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from malleable.files import read_json
 from malleable.models.cost import measure
 from malleable.reports.statistics import Average, decimal
 from malleable.reports.tables import markdown
-from malleable.runs.config import build_network, parse_config
+from malleable.runs.config import ModelConfig, build_network, parse_config
 
 HERE = Path(__file__).parent
 PAGE, FIRST_PAGE = HERE / "README.md", HERE.parents[1] / "README.md"
@@ -60,9 +61,14 @@ def read_rows(study: str) -> dict[str, Row]:
 
 def cost(row: Row, classes: int) -> int:
     """Count the multiply-adds of a row's network."""
-    settings = next(iter(row["runs"].values()))["settings"]
+    return cost_of(parse_config(next(iter(row["runs"].values()))["settings"]).model, classes)
+
+
+@cache
+def cost_of(model: ModelConfig, classes: int) -> int:
+    """Count the multiply-adds of a network."""
     with torch.device("meta"):
-        net = build_network(parse_config(settings).model, classes)
+        net = build_network(model, classes)
     return measure(net, CROP).multiply_adds
 
 

@@ -433,8 +433,9 @@ def test_a_network_of_one_s_own_is_trusted_when_it_is_tested(tmp_path: Path) -> 
 
 
 def test_what_is_asked_for_later_is_measured_without_training_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(malleable.commands.study, "write_report", lambda *_: None)
     file = write_tiny(tmp_path, steps=2, stress=True)
     whole = file.read_text()
     file.write_text(whole.replace('"no depth", ', "").replace('"also": ["train"]', '"also": []'))
