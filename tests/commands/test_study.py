@@ -187,9 +187,7 @@ def test_a_stopped_run_stops_the_study(study: Study, capsys: pytest.CaptureFixtu
     assert "the same command goes on" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("number", "jobs"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGINT, 2), (signal.SIGTERM, 2)]
-)
+@pytest.mark.parametrize(("number", "jobs"), [(signal.SIGINT, 2), (signal.SIGTERM, 1)])
 def test_a_signal_reaches_the_runs_and_their_work_is_kept(tmp_path: Path, number: signal.Signals, jobs: int) -> None:
     """SIGINT goes to all processes, as a terminal sends it; SIGTERM to the study alone."""
     file = write_tiny(tmp_path, steps=5000, seeds=jobs)
@@ -306,7 +304,7 @@ def test_processes_that_collect_at_the_same_time_do_not_disturb_each_other(study
         "import sys\nfrom pathlib import Path\n"
         "from malleable.reports.plan import read_plan\nfrom malleable.commands.study import gather\n"
         "file, out = map(Path, sys.argv[1:])\n"
-        "for _ in range(60): assert len(gather(read_plan(file), out, out)) == 4"
+        "for _ in range(20): assert len(gather(read_plan(file), out, out)) == 4"
     )
     processes = [start(["-c", code, str(study.file), str(study.out)]) for _ in range(2)]
     assert [(process.communicate(timeout=100)[1][-300:], process.returncode) for process in processes] == [("", 0)] * 2
