@@ -49,6 +49,7 @@ FAULTS = {  # as the tables call them
     "shifted by 4 pixels": "4 pixels beside",
     "focal length × 1.2": "focal length × 1.2",
 }
+FIRST_FAULTS = ("depth × 4", "noise of 2 %", "50% unknown", "no depth")  # those of NYUDv2, and of the first page
 NYUDV2 = {"nyudv2": "float32", "nyudv2_mixed": "mixed", "nyudv2_averaged": "averaged"}
 
 Row = dict[str, Any]
@@ -78,10 +79,17 @@ def costs(rows: dict[str, Row], names: Sequence[str], classes: int) -> dict[str,
     return {name: f"{cost(rows[name], classes) / first:.2f} ×" if name != RGB else "1 ×" for name in names}
 
 
-def shown(average: Row, sign: str = "") -> str:
-    """Write "63.0 ± 0.3", or "63.0" of a single run."""
-    text = decimal(average["mean"], 1, sign)
-    return text if average["spread"] is None else f"{text} ± {average['spread']:.1f}"
+def average_of(recorded: Row) -> Average:
+    """Take an average from a record."""
+    return Average(recorded["mean"], recorded["spread"], recorded["n"])
+
+
+def spread(average: Average | None, sign: str = "") -> str:
+    """Write "63.0 ± 0.3", or "63.0" of a single run, nothing of none."""
+    if average is None:
+        return ""
+    text = decimal(average.mean, 1, sign)
+    return text if average.spread is None else f"{text} ± {average.spread:.1f}"
 
 
 def world_table(study: str, classes: int) -> str:
@@ -96,7 +104,7 @@ def world_table(study: str, classes: int) -> str:
     for name in names:
         row = rows[name]
         found = [row["miou"], *(row["stress"][fault] for fault in FAULTS), row["splits"]["other-camera"]]
-        first, *others = (shown(average) for average in found)
+        first, *others = (spread(average_of(average)) for average in found)
         last = decimal(row["last_quarter"]["mean"], 1, "+")
         cells.append([name, price[name], str(row["miou"]["n"]), first, last, *others])
     return markdown(cells)
@@ -135,43 +143,64 @@ def nyudv2_runs() -> list[tuple[str, str, str, Row]]:
     return sorted(found, key=lambda run: (int(run[1]), list(ROWS).index(run[0])))
 
 
+def nyudv2_rows() -> dict[str, dict[str, Row]]:
+    """Gather the runs of NYUDv2 over its studies: name of a row → seed → run, rows as the first page has them."""
+    rows: dict[str, dict[str, Row]] = {}
+    for name, seed, _, run in sorted(nyudv2_runs(), key=lambda found: list(ROWS).index(found[0])):
+        rows.setdefault(name, {})[seed] = run
+    return rows
+
+
+def nyudv2_means() -> str:
+    """Tabulate NYUDv2, a line a row: means over seeds, and the gain on the RGB baseline with its 95 % interval."""
+    heads = ["mIoU", "above RGB", "95 % interval", "pixel accuracy", "mean accuracy"]
+    cells = [["", "seeds", *heads, *(FAULTS[fault] for fault in FIRST_FAULTS)]]
+    rows = nyudv2_rows()
+    for name, runs in rows.items():
+        gain = Average.of(gains(rows)[name])
+        assert gain is not None
+        above = [] if name == RGB else [spread(gain, "+"), " to ".join(decimal(end, 1) for end in gain.interval or ())]
+        found = [[run[score] for run in runs.values()] for score in ("miou", "pixel_accuracy", "mean_accuracy")]
+        faults = [[run["stress"][fault] for run in runs.values()] for fault in FIRST_FAULTS]
+        miou, *others = (spread(Average.of(values)) for values in (*found, *faults))
+        cells.append([name, str(len(runs)), miou, *(above or ["", ""]), *others])
+    return markdown(cells)
+
+
 def nyudv2_table() -> str:
     """Tabulate NYUDv2, a line a run."""
-    faults = ("depth × 4", "noise of 2 %", "50% unknown", "no depth")
-    cells = [["", "seed", "mIoU", "pixel accuracy", "mean accuracy", "last quarter", *(FAULTS[f] for f in faults)]]
+    heads = ["mIoU", "pixel accuracy", "mean accuracy", "last quarter"]
+    cells = [["", "seed", *heads, *(FAULTS[fault] for fault in FIRST_FAULTS)]]
     for name, seed, special, run in nyudv2_runs():
         scores = [run[score] for score in ("miou", "pixel_accuracy", "mean_accuracy")]
         last = run["curve"]["5000"] - run["curve"]["3750"]
-        left = [run["stress"][fault] for fault in faults]
+        left = [run["stress"][fault] for fault in FIRST_FAULTS]
         numbers = [*(decimal(v, 1) for v in scores), decimal(last, 1, "+"), *(decimal(v, 1) for v in left)]
         cells.append([name, f"{seed}, {special}", *numbers])
     return markdown(cells)
 
 
 def first_table() -> str:
-    """Tabulate rooms and streets for the project's first page; the highest score of a column is bold."""
-    rooms, streets = read_rows("rooms"), read_rows("streets")
-    faults = ("depth × 4", "noise of 2 %", "50% unknown", "no depth")
-    price = costs(rooms, list(ROWS), 11)
-    columns: list[tuple[str, list[float], list[str]]] = []
+    """Tabulate all three for the project's first page; the highest score of a column that has every row is bold."""
+    rooms, streets, nyudv2 = read_rows("rooms"), read_rows("streets"), nyudv2_rows()
+    columns = {
+        "rooms": [average_of(rooms[name]["miou"]) for name in ROWS],
+        "streets": [average_of(streets[name]["miou"]) for name in ROWS],
+        "NYUDv2": [Average.of(run["miou"] for run in nyudv2.get(name, {}).values()) for name in ROWS],
+    }
     for heading, found in (
-        ("rooms", [rooms[name]["miou"] for name in ROWS]),
-        ("streets", [streets[name]["miou"] for name in ROWS]),
+        *((FAULTS[fault], [rooms[name]["stress"][fault] for name in ROWS]) for fault in FIRST_FAULTS),
+        ("another camera", [rooms[name]["splits"]["other-camera"] for name in ROWS]),
     ):
-        columns.append((heading, [average["mean"] for average in found], [shown(average) for average in found]))
-    for heading, values in (
-        *((FAULTS[fault], [rooms[name]["stress"][fault]["mean"] for name in ROWS]) for fault in faults),
-        ("another camera", [rooms[name]["splits"]["other-camera"]["mean"] for name in ROWS]),
-    ):
-        columns.append((heading, values, [decimal(value, 1) for value in values]))
-    cells = [["", "cost", *(heading for heading, _, _ in columns)]]
-    for place, (name, title) in enumerate(ROWS.items()):
-        line = [
-            f"**{text[place]}**" if round(values[place], 1) == round(max(values), 1) else text[place]
-            for _, values, text in columns
-        ]
-        cells.append([title, price[name], *line])
-    return markdown(cells)
+        columns[heading] = [Average(average["mean"], None, average["n"]) for average in found]
+    price = costs(rooms, list(ROWS), 11)
+    lines = [[title, price[name]] for name, title in ROWS.items()]
+    for averages in columns.values():
+        means = [round(average.mean, 1) for average in averages if average]
+        for line, average in zip(lines, averages, strict=True):
+            best = average and len(means) == len(lines) and round(average.mean, 1) == max(means)
+            line.append(f"**{spread(average)}**" if best else spread(average))
+    return markdown([["", "cost", *columns], *lines])
 
 
 def gains(rows: dict[str, dict[str, Row]]) -> dict[str, list[float]]:
@@ -213,7 +242,8 @@ def tables() -> Iterator[tuple[Path, str, str]]:
     yield PAGE, "## Rooms", world_table("rooms", 11)
     yield PAGE, "## Streets", world_table("streets", 10)
     yield PAGE, "## How many kernels", kernels_table()
-    yield PAGE, "## NYUDv2", nyudv2_table()
+    yield PAGE, "## NYUDv2", nyudv2_means()
+    yield PAGE, "### Every run", nyudv2_table()
 
 
 def with_table(text: str, heading: str, table: str) -> str:
@@ -227,9 +257,7 @@ def main() -> None:
     for page, heading, table in tables():
         page.write_text(with_table(page.read_text(encoding="utf-8"), heading, table), encoding="utf-8")
     panels = {study: {name: row["runs"] for name, row in read_rows(study).items()} for study in ("rooms", "streets")}
-    nyudv2 = panels["NYUDv2 at half size"] = {}
-    for name, seed, _, run in nyudv2_runs():
-        nyudv2.setdefault(name, {})[seed] = run
+    panels["NYUDv2 at half size"] = nyudv2_rows()
     save(draw({title: gains(rows) for title, rows in panels.items()}), str(HERE / "gains.png"), "png")
 
 
