@@ -21,7 +21,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from figures import read_curves
+from figures import full_rows
 from malleable.data import SampleDataset, open_dataset
 from malleable.data.faults import noise
 from malleable.data.sample import Sample
@@ -112,22 +112,35 @@ def shown_bins(borders: Sequence[float]) -> dict[str, list[str]]:
     }  # fmt: skip
 
 
+def gains(scores: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, Array]:
+    """Subtract the first row's scores with the same seed, and average: row → seed → (n,) becomes row → (n,)."""
+    first = scores[next(iter(scores))]
+    paired = {
+        name: [np.subtract(each, first[seed]) for seed, each in seeds.items() if seed in first]
+        for name, seeds in scores.items()
+    }
+    return {name: np.mean(several, axis=0) for name, several in paired.items() if several}
+
+
 @styled
-def draw(
-    curves: Mapping[str, tuple[Array, Array]], found: Mapping[str, Mapping[str, Array]], borders: Sequence[float]
-) -> Figure:
+def draw(rows: Sequence[Mapping[str, Any]], found: Found, borders: Sequence[float]) -> Figure:
     """Draw each row's mIoU above the first row's: by updates, noise, depth and steepness, means over seeds."""
     figure, panels = new_figure(11.5, 6.6, 2, 2)
     lines: dict[str, Any] = {}
-    first = next(iter(curves))
+    first = rows[0]["name"]
+    curves = {row["name"]: {seed: run["curve"] for seed, run in row["runs"].items()} for row in rows}
+    steps = [int(step) for step in next(iter(curves[first].values()))]
+    by_updates = gains({name: {seed: [*c.values()] for seed, c in runs.items()} for name, runs in curves.items()})
+    asked = [
+        gains({name: {seed: each[question] for seed, each in found[name].items()} for name in curves if name in found})
+        for question in QUESTIONS
+    ]
     for number, name in enumerate(list(curves)[1:]):
         look: dict[str, Any] = {"color": LINES[number % len(LINES)], "linestyle": DASHES[number // len(LINES)]}
-        steps, miou = curves[name]
-        (lines[name],) = panels[0, 0].plot(steps, miou - curves[first][1], marker="o", markersize=4, **look)
-        for panel, question in zip(panels.flat[1:], QUESTIONS, strict=True):
-            if name in found and first in found:
-                gains = found[name][question] - found[first][question]
-                panel.plot(range(len(gains)), gains, marker="o", markersize=4, **look)
+        (lines[name],) = panels[0, 0].plot(steps, by_updates[name], marker="o", markersize=4, **look)
+        for panel, answers in zip(panels.flat[1:], asked, strict=True):
+            if name in answers:
+                panel.plot(range(len(answers[name])), answers[name], marker="o", markersize=4, **look)
     panels[0, 0].set_xlabel("updates")
     for panel, (label, names) in zip(panels.flat[1:], shown_bins(borders).items(), strict=True):
         panel.set_xticks(range(len(names)), names, fontsize=8.5)
@@ -172,7 +185,7 @@ def main() -> None:
         cells = [[heading[0], *heading[1]]]
         cells += [[name, *(f"{value:.1f}" for value in values[question])] for name, values in means.items()]
         print(markdown(cells))
-    save(draw(read_curves(record), means, borders.tolist()), str(record / "when.png"), "png")
+    save(draw(full_rows(record), found, borders.tolist()), str(record / "when.png"), "png")
 
 
 if __name__ == "__main__":
