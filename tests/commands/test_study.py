@@ -366,6 +366,10 @@ def test_a_split_that_is_not_there_is_refused_before_training(
     file.write_text(file.read_text().replace('"also": ["train"]', '"also": ["night"]'))
     assert cli.main(["study", str(file)]) == 2
     assert "also must be some of the splits of" in capsys.readouterr().err
+    (tmp_path / "tiny/labels").rename(tmp_path / "tiny/none")
+    file.write_text(file.read_text().replace('"also": ["night"]', '"also": ["val"]'))
+    assert cli.main(["study", str(file)]) == 2
+    assert "also must be splits with labels, to be scored; 'val' of" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

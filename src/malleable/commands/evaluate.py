@@ -87,6 +87,9 @@ def evaluate(
     if len({file.resolve() for file in files}) < len(files):
         raise ValueError(f"out, csv and confusion must be different files, got {', '.join(map(str, files))}")
     samples, others = open_dataset(dataset, split), {name: open_dataset(dataset, name) for name in also}
+    for name, unscored in {split: samples, **others}.items():
+        if not unscored.labelled:
+            raise ValueError(f"{unscored.name}/{name} has no labels, so there are no scores; choose another split")
     if len(samples.classes) == len(trained.classes) and tuple(samples.classes) != trained.classes:
         print(f"note: the classes of {samples.name} have other names than those of training", file=sys.stderr)
     scores = evaluate_network(

@@ -17,7 +17,7 @@ from typing import Any
 from typing_extensions import Self
 
 from malleable.data.faults import chosen_stresses
-from malleable.data.open import splits_of
+from malleable.data.open import open_dataset, splits_of
 from malleable.files import locked, write_whole
 from malleable.models.foreign import is_own
 from malleable.progress import available_cores
@@ -122,12 +122,14 @@ def print_runs(what: str, runs: Sequence[PlannedRun], plan: Plan, advice: str = 
 
 
 def check_splits(plan: Plan, runs: Sequence[PlannedRun]) -> None:
-    """Refuse splits that the data of ``runs`` does not have, before anything is trained."""
+    """Refuse splits that the data of ``runs`` does not have, or has without labels, before anything is trained."""
     for root in dict.fromkeys(run.config.data.root for run in runs if plan.also):
         known = splits_of(root)
         for split in plan.also:
             if split not in known:
                 raise UsageError(f"also must be some of the splits of {root}, {', '.join(known)}; got {split!r}")
+            if not open_dataset(root, split).labelled:
+                raise UsageError(f"also must be splits with labels, to be scored; {split!r} of {root} has none")
 
 
 def check_ours(page: Path, kept: Path) -> None:
