@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -96,3 +100,29 @@ def test_half_of_the_batch_on_each_of_two_processes(batches):
     for rank in (0, 1):
         for batch, whole in zip(loader(rank=rank, world_size=2), batches, strict=True):
             assert torch.equal(batch.image, whole.image[2 * rank : 2 * rank + 2])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_signal_to_all_processes_does_not_end_those_that_load(method: str, tmp_path: Path) -> None:
+    """A terminal's Ctrl-C and a scheduler's SIGTERM reach them too; the one that trains finishes its step."""
+    if method not in torch.multiprocessing.get_all_start_methods():
+        pytest.skip(f"no {method} here")
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import multiprocessing, signal
+from malleable.data import SyntheticScenes, step_loader, train_transform
+
+class Signalled(SyntheticScenes):
+    def __getitem__(self, index):
+        if multiprocessing.parent_process() is not None:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+        return super().__getitem__(index)
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("{method}")
+    scenes = Signalled("rooms", size=(24, 32), length=2)
+    print(len(list(step_loader(scenes, train_transform(crop=(20, 20)), batch_size=2, steps=2, workers=1))))
+""")
+    finished = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert (finished.stdout, finished.stderr) == ("2\n", "")

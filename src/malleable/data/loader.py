@@ -7,6 +7,7 @@ stopped, changes what a step sees.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -125,4 +126,11 @@ def step_loader(
         collate_fn=collate,
         pin_memory=pin_memory,
         generator=torch.Generator().manual_seed(0),  # the loader seeds its workers from it, not from torch's own state
+        worker_init_fn=_leave_signals,
     )
+
+
+def _leave_signals(worker: int) -> None:
+    """Leave signals, which terminals and schedulers send to all processes, to the one that trains."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

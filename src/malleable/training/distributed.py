@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Literal
 
@@ -108,15 +106,3 @@ class Interruption:
         if self.received:
             raise KeyboardInterrupt(number)
         self.received = number
-
-    @contextmanager
-    def kept_from_children(self) -> Iterator[None]:
-        """Keep these signals, which terminals and schedulers send to all, from processes started in here."""
-        if not hasattr(signal, "pthread_sigmask"):  # Windows
-            yield
-            return
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, self.SIGNALS)  # inherited, unlike handlers that torch sets
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
