@@ -332,7 +332,7 @@ def restored(out: Path, data: Path) -> State:
     """The state that the run in ``out`` goes on from."""
     config, dataset, fabric = read_config(out), open_dataset(data, "train"), Fabric(accelerator="cpu", devices=1)
     state = State(fabric, config, dataset, pretrained=False)
-    RunFolder(out, fabric).restore(config, dataset.classes, state.restore)
+    RunFolder(out, fabric).restore(config, dataset, state.restore)
     return state
 
 
@@ -360,10 +360,41 @@ def test_an_error_of_the_machine_is_not_taken_for_a_damaged_checkpoint(
         restored(whole, data)
 
 
-def test_other_classes_do_not_go_on_with_a_run(whole: Path) -> None:
-    folder = RunFolder(whole, Fabric(accelerator="cpu", devices=1))
+def test_other_classes_do_not_go_on_with_a_run(data: Path, whole: Path) -> None:
+    folder, dataset = RunFolder(whole, Fabric(accelerator="cpu", devices=1)), open_dataset(data, "train")
+    dataset.classes = ("wall", "floor")
     with pytest.raises(ValueError, match="the classes were 11 and are 2 others now"):
-        folder.restore(read_config(whole), ("wall", "floor"), lambda _: pytest.fail("restored"))
+        folder.restore(read_config(whole), dataset, lambda _: pytest.fail("restored"))
+
+
+def test_another_list_of_samples_does_not_go_on_with_a_run(
+    data: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every epoch would be another permutation: samples would come twice, or never."""
+    shutil.copytree(data, tmp_path / "data")
+    split = tmp_path / "data/splits/train.txt"
+    split.write_text("".join(split.read_text().splitlines(keepends=True)[1:]))
+    command = arguments(tmp_path / "data", whole, train__ema=0.9, train__validate_every=4)
+    assert cli.main([*command, "--resume", "auto"]) == 1
+    assert "the list of samples of data.train=train is another one now" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_when_its_data_moved(data: Path, whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    shutil.copytree(data, tmp_path / "data")
+    settings = {"train__ema": 0.9, "train__validate_every": 4, "train__steps": 7}
+    with pytest.warns(UserWarning, match=r"another recipe: data.root was .* and is .*; train.steps was 6 and is 7"):
+        assert cli.main([*arguments(tmp_path / "data", tmp_path / "run", **settings), "--resume", "auto"]) == 0
+    assert metrics(tmp_path / "run")[-1]["step"] == 7
+
+
+def test_a_checkpoint_that_tells_no_samples_goes_on_only_where_its_data_is(data: Path, whole: Path) -> None:
+    checkpoint, dataset = read_checkpoint(whole), open_dataset(data, "train")
+    old = replace(checkpoint, training={k: v for k, v in checkpoint.training.items() if k != "samples"})
+    assert not_going_on(old, checkpoint.config, dataset) == []
+    elsewhere = replace(checkpoint.config, data=replace(checkpoint.config.data, root="elsewhere"))
+    assert not_going_on(checkpoint, elsewhere, dataset) == []
+    assert "data.root was" in not_going_on(old, elsewhere, dataset)[0]
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(
@@ -400,11 +431,17 @@ def test_settings_that_no_run_wrote_are_left_alone(
     assert (tmp_path / "config.yaml").read_text() == content
 
 
-def test_data_without_labels_is_refused(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_without_labels_is_refused(
+    data: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(data, tmp_path / "data")
     (tmp_path / "data/labels").rename(tmp_path / "data/label")
     assert cli.main(arguments(tmp_path / "data", tmp_path / "run")) == 1
     assert "has no labels, so nothing can be learned or scored there; put them into labels/" in capsys.readouterr().err
+    assert cli.main(["evaluate", str(whole), "--dataset", str(tmp_path / "data"), "--out", str(tmp_path / "x")]) == 1
+    error = capsys.readouterr().err
+    assert "tiny/val has no labels, so there are no scores" in error
+    assert "/2" not in error  # nothing was measured before
 
 
 def logged(out: Path, step: int) -> RunFolder:
@@ -724,13 +761,15 @@ def test_another_optimiser_does_not_go_on_with_a_run(
 
 
 @pytest.mark.parametrize(("now", "fits"), [(0.0, False), (0.2, True)])
-def test_an_auxiliary_loss_that_begins_or_ends_does_not_go_on_with_a_run(now: float, fits: bool, whole: Path) -> None:
+def test_an_auxiliary_loss_that_begins_or_ends_does_not_go_on_with_a_run(
+    now: float, fits: bool, data: Path, whole: Path
+) -> None:
     """The optimiser has its classifier or not; another weight of it is another recipe only."""
     before, after = (
         Config(ModelConfig(merge="released"), train=TrainConfig(auxiliary=weight)) for weight in (0.4, now)
     )
     checkpoint = replace(read_checkpoint(whole), config=before)
-    assert not_going_on(checkpoint, after, checkpoint.classes) == (
+    assert not_going_on(checkpoint, after, open_dataset(data, "train")) == (
         [] if fits else ["train.auxiliary was 0.4 and is 0.0"]
     )
 

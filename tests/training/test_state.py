@@ -17,7 +17,7 @@ from malleable.runs.checkpoint import numbered, read_checkpoint
 from malleable.runs.config import Config, ModelConfig, TrainConfig
 from malleable.runs.folder import read_config
 from malleable.training.loss import CrossEntropy
-from malleable.training.state import State
+from malleable.training.state import State, load_moments
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,20 @@ def test_a_clipped_step_is_as_long_as_it_may_be(data: Path, tmp_path: Path) -> N
     after = read_checkpoint(numbered(tmp_path / "run" / "checkpoints", 1)[0]).model
     moved = [(after[name] - old.detach()).norm() for name, old in before.named_parameters()]
     assert float(torch.stack(moved).norm()) == pytest.approx(0.5 * 0.01, rel=1e-3)
+
+
+def test_moments_go_where_the_optimiser_of_now_wants_them() -> None:
+    """AdamW counts steps on the CPU unless it is fused, which 16-mixed does not allow."""
+
+    def optimizer(fused: bool, lr: float) -> torch.optim.AdamW:
+        return torch.optim.AdamW([torch.nn.Parameter(torch.ones(2, device="meta"))], lr=lr, fused=fused)
+
+    before, now = optimizer(False, 0.1), optimizer(True, 0.2)
+    moments = {"step": torch.tensor(3.0), "exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2)}
+    load_moments(now, {**before.state_dict(), "state": {0: moments}})
+    (state,) = now.state.values()
+    assert {tensor.device.type for tensor in state.values()} == {"meta"}
+    assert (now.param_groups[0]["fused"], now.param_groups[0]["lr"]) == (True, 0.2)
 
 
 @pytest.mark.parametrize(("scale", "code"), [(0.0, 1), (0.5, 1), (1.0, 0)])  # 0: nothing is scaled

@@ -10,9 +10,11 @@ from contextlib import ExitStack, closing
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from zlib import crc32
 
 from torch import Tensor
 
+from malleable.data.sample import SampleDataset
 from malleable.files import held, remove_partial, write_whole
 from malleable.runs.checkpoint import (
     FOLDER,
@@ -120,26 +122,26 @@ class RunFolder:
             print(f"{self.path} holds no checkpoint yet; starting at step 0", file=sys.stderr)
         return bool(checkpoints)
 
-    def restore(self, config: Config, classes: tuple[str, ...], restore: Callable[[Checkpoint], None]) -> None:
+    def restore(self, config: Config, dataset: SampleDataset, restore: Callable[[Checkpoint], None]) -> None:
         """Call ``restore`` with the newest checkpoint; if it raises with that one, with the one before it.
 
-        A checkpoint of another network or other data than ``config`` and ``classes`` say is an error.
+        A checkpoint of another network than ``config`` says, or of other data than ``dataset``, is an error.
         """
-        path = self._restore_first(config, classes, restore)
+        path = self._restore_first(config, dataset, restore)
         if not self.fabric.is_global_zero:
             restore(read_checkpoint(path))
 
     @_on_first
-    def _restore_first(self, config: Config, classes: tuple[str, ...], restore: Callable[[Checkpoint], None]) -> Path:
+    def _restore_first(self, config: Config, dataset: SampleDataset, restore: Callable[[Checkpoint], None]) -> Path:
         def restore_own(checkpoint: Checkpoint) -> None:
-            if not _foreign(checkpoint, config, classes):
+            if not _foreign(checkpoint, config, dataset):
                 restore(checkpoint)
 
         found = newest_good(self.path / FOLDER, restore_own)
         if found is None:
             raise ValueError(f"none of the checkpoints in {self.path / FOLDER} can be read; use another out")
         path, checkpoint = found
-        if foreign := _foreign(checkpoint, config, classes):
+        if foreign := _foreign(checkpoint, config, dataset):
             raise ValueError(f"{self.path} was started with other settings: {'; '.join(foreign)}. Use another out")
         if changed := differences(checkpoint.config, config):
             warnings.warn(f"going on with another recipe: {'; '.join(changed)}", stacklevel=2)
@@ -200,7 +202,12 @@ def _has_saved(folder: Path) -> bool:
     return bool(validations(rows)) or any(row.step > first for row in rows)
 
 
-def _foreign(checkpoint: Checkpoint, config: Config, classes: tuple[str, ...]) -> list[str]:
+def fingerprint(dataset: SampleDataset) -> int:
+    """Tell lists of samples from each other: by it and the seed a step knows what it takes."""
+    return crc32("\n".join(dataset.ids).encode())
+
+
+def _foreign(checkpoint: Checkpoint, config: Config, dataset: SampleDataset) -> list[str]:
     """List what keeps a run of ``config`` from going on from ``checkpoint``: another network, data or optimiser."""
     kept = ["model.", "data.", "train.optimizer "]
     before, now = checkpoint.config.train, config.train
@@ -209,8 +216,13 @@ def _foreign(checkpoint: Checkpoint, config: Config, classes: tuple[str, ...]) -
     if 0 in (before.auxiliary, now.auxiliary):  # the optimiser has the auxiliary classifier if not
         kept.append("train.auxiliary ")
     changed = [text for text in differences(checkpoint.config, config) if text.startswith(tuple(kept))]
-    if checkpoint.classes != classes:
-        changed.append(f"the classes were {len(checkpoint.classes)} and are {len(classes)} others now")
+    if checkpoint.classes != dataset.classes:
+        changed.append(f"the classes were {len(checkpoint.classes)} and are {len(dataset.classes)} others now")
+    samples = checkpoint.training.get("samples")  # older ones do not tell
+    if samples == fingerprint(dataset) and checkpoint.dataset == dataset.name:
+        changed = [text for text in changed if not text.startswith("data.root ")]  # the same data in another place
+    elif samples is not None and samples != fingerprint(dataset):
+        changed.append(f"the list of samples of data.train={config.data.train} is another one now")
     return changed
 
 

@@ -90,7 +90,7 @@ def run_steps(fabric: Fabric, config: Config, folder: RunFolder, resume: bool) -
     started = folder.started(resume)
     state = State(fabric, config, train_set, pretrained=not started)
     if started:
-        folder.restore(config, train_set.classes, state.restore)
+        folder.restore(config, train_set, state.restore)
     start = state.step
     unvalidated = start > 0 and validates(start, recipe) and not folder.validated(start)
     if start > recipe.steps or (start == recipe.steps and not unvalidated):
@@ -116,8 +116,7 @@ def run_steps(fabric: Fabric, config: Config, folder: RunFolder, resume: bool) -
     folder.begin(config, start)
     progress = Progress(recipe.steps, start, recipe.batch_size, shown=fabric.is_global_zero)
     with Interruption() as interruption, progress:
-        with interruption.kept_from_children():
-            batches = iter(loader)  # starts the loading processes
+        batches = iter(loader)  # starts the loading processes
         if start:
             progress.say(f"{folder.path} goes on after step {start}")
         if unvalidated:  # it was stopped in between

@@ -21,6 +21,7 @@ from malleable.models.foreign import Foreign
 from malleable.models.parameters import parameter_groups
 from malleable.runs.checkpoint import Checkpoint
 from malleable.runs.config import Config, TrainConfig, build_network
+from malleable.runs.folder import fingerprint
 from malleable.training.distributed import seed_step
 
 _PACKAGES = ("torch", "torchvision", "timm", "lightning-fabric", "numpy")  # a run's numbers depend on them
@@ -125,6 +126,7 @@ class State:
             training={
                 "optimizer": self.optimizer.state_dict(),
                 "precision": self.fabric.strategy.precision.state_dict(),
+                "samples": fingerprint(self.dataset),
             },
             versions={"malleable": __version__, **{name: version(name) for name in _PACKAGES}},
             places=self._places(),
@@ -146,10 +148,7 @@ class State:
                 if _shapes(weights) != _shapes(net.state_dict()):  # load_state_dict's error could also be the machine's
                     raise ValueError("its weights are not those of this network")
                 net.load_state_dict(weights)
-        settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(checkpoint.training["optimizer"])
-        for group, own in zip(self.optimizer.param_groups, settings, strict=True):
-            group.update(own)  # the recipe may be another one now
+        load_moments(self.optimizer, checkpoint.training["optimizer"])
         for parameter, state in self.optimizer.state.items():
             moments = [value for key, value in state.items() if key != "step" and value is not None]
             if any(moment.shape != parameter.shape or not moment.isfinite().all() for moment in moments):
@@ -157,6 +156,16 @@ class State:
         if scaling := checkpoint.training["precision"]:  # empty if the run had another precision then
             self.fabric.strategy.precision.load_state_dict(scaling)
         self.step = checkpoint.step
+
+
+def load_moments(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Give ``optimizer`` the moments that were ``saved``; its settings stay its own: the recipe may be another one now.
+
+    They are in place before: whether AdamW is fused decides on which device it counts steps.
+    """
+    groups = zip(saved["param_groups"], optimizer.param_groups, strict=True)
+    own = [{**now, "params": before["params"]} for before, now in groups]
+    optimizer.load_state_dict({**saved, "param_groups": own})
 
 
 def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
