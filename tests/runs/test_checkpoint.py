@@ -236,3 +236,21 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_checkpoint(tmp_path)
     with pytest.raises(FileNotFoundError, match="neither a checkpoint nor a folder"):
         read_checkpoint(tmp_path / "absent")
+
+
+def test_a_checkpoint_that_somebody_reads_is_kept_until_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Windows a file that is open elsewhere cannot be deleted."""
+    for step in (1, 2, 3):
+        (tmp_path / f"step-{step:08d}.pt").touch()
+
+    def refuse(_: Path) -> None:
+        raise PermissionError("used by another process")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        prune(tmp_path, keep=1, step=3)
+    assert len(numbered(tmp_path)) == 3
+    prune(tmp_path, keep=1, step=3)
+    assert [path.name for path in numbered(tmp_path)] == ["step-00000003.pt"]

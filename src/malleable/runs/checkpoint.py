@@ -10,7 +10,7 @@ import textwrap
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -124,7 +124,8 @@ def prune(folder: Path, keep: int, step: int) -> None:
     """Delete all numbered checkpoints up to ``step`` but the ``keep`` newest of them."""
     for path in numbered(folder, step)[keep:]:
         if not path.is_dir():
-            path.unlink()
+            with suppress(OSError):  # on Windows while somebody reads it; the next time it goes
+                path.unlink()
 
 
 def numbered(folder: Path, step: int | None = None) -> list[Path]:
