@@ -85,9 +85,9 @@ def average_of(recorded: Row) -> Average:
 
 
 def spread(average: Average | None, sign: str = "") -> str:
-    """Write "63.0 ± 0.3", or "63.0" of a single run, nothing of none."""
+    """Write "63.0 ± 0.3", "63.0" of a single run, "–" of none."""
     if average is None:
-        return ""
+        return "–"
     text = decimal(average.mean, 1, sign)
     return text if average.spread is None else f"{text} ± {average.spread:.1f}"
 
