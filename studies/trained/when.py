@@ -112,11 +112,11 @@ def shown_bins(borders: Sequence[float]) -> dict[str, list[str]]:
     }  # fmt: skip
 
 
-def gains(scores: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, Array]:
-    """Subtract the first row's scores with the same seed, and average: row → seed → (n,) becomes row → (n,)."""
-    first = scores[next(iter(scores))]
+def gains(scores: Mapping[str, Mapping[str, Sequence[float]]], first: str) -> dict[str, Array]:
+    """Subtract the ``first`` row's scores with the same seed, and average: row → seed → (n,) becomes row → (n,)."""
+    baseline = scores.get(first, {})
     paired = {
-        name: [np.subtract(each, first[seed]) for seed, each in seeds.items() if seed in first]
+        name: [np.subtract(each, baseline[seed]) for seed, each in seeds.items() if seed in baseline]
         for name, seeds in scores.items()
     }
     return {name: np.mean(several, axis=0) for name, several in paired.items() if several}
@@ -130,9 +130,10 @@ def draw(rows: Sequence[Mapping[str, Any]], found: Found, borders: Sequence[floa
     first = rows[0]["name"]
     curves = {row["name"]: {seed: run["curve"] for seed, run in row["runs"].items()} for row in rows}
     steps = [int(step) for step in next(iter(curves[first].values()))]
-    by_updates = gains({name: {seed: [*c.values()] for seed, c in runs.items()} for name, runs in curves.items()})
+    scores = {name: {seed: [*curve.values()] for seed, curve in runs.items()} for name, runs in curves.items()}
+    by_updates = gains(scores, first)
     asked = [
-        gains({name: {seed: each[question] for seed, each in found[name].items()} for name in curves if name in found})
+        gains({name: {seed: each[question] for seed, each in seeds.items()} for name, seeds in found.items()}, first)
         for question in QUESTIONS
     ]
     for number, name in enumerate(list(curves)[1:]):
