@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from malleable.data import open_dataset
 from malleable.inference.evaluate import evaluate_network
 from malleable.runs.checkpoint import read_checkpoint
 from malleable.runs.config import build_network
+from malleable.training.distributed import launch
 
 WITHOUT_DROPOUT = str(Path(__file__).parents[1] / "helpers" / "without_dropout.py")
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", WITHOUT_DROPOUT]
@@ -109,3 +111,10 @@ def test_a_number_of_devices_that_cannot_be_is_named(
 ) -> None:
     assert cli.main(arguments(data, tmp_path / "run", devices=-1)) != 0
     assert "devices must be at least 1, or auto, got -1" in capsys.readouterr().err
+
+
+def test_a_notebook_is_told_that_it_cannot_start_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    with pytest.raises(ValueError, match="devices=2 cannot be started from a notebook"):
+        launch("cpu", 2, 1, "32-true")
+    assert launch("cpu", 1, 1, "32-true").world_size == 1

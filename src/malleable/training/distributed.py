@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from types import FrameType
 from typing import Any, Literal
@@ -34,6 +35,11 @@ def launch(accelerator: str, devices: int | Literal["auto"], nodes: int, precisi
     elif "SLURM_NTASKS" in environment and environment.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
         nodes = int(environment.get("SLURM_NNODES", 1))
         devices = int(environment["SLURM_NTASKS"]) // nodes
+    if devices not in ("auto", 1) and hasattr(sys, "ps1"):  # a prompt or a notebook
+        raise ValueError(
+            f"devices={devices} cannot be started from a notebook or a prompt, only by a script or malleable train; "
+            "leave devices out, or set it to 1"
+        )
     try:
         fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=nodes, precision=precision)
     except MisconfigurationException as error:
