@@ -1,4 +1,4 @@
-"""Put what the studies recorded into the tables of this page and of the project's first one, and draw what depth adds.
+"""Put what the studies recorded into these pages and the project's first one, and draw what depth adds.
 
     python studies/trained/tables.py
 
@@ -8,9 +8,11 @@ Each table stands below the heading of its section; gains.png is beside this fil
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -24,9 +26,8 @@ from malleable.reports.tables import markdown
 from malleable.runs.config import ModelConfig, build_network, parse_config
 
 HERE = Path(__file__).parent
-PAGE, FIRST_PAGE = HERE / "README.md", HERE.parents[1] / "README.md"
+PAGE, RUNS, FIRST_PAGE = HERE / "README.md", HERE / "nyudv2.md", HERE.parents[1] / "README.md"
 RGB = "RGB baseline"
-CROP = (64, 80)  # what costs are counted for
 
 ROWS = {  # as the project's first page calls them
     RGB: "RGB only",
@@ -49,7 +50,8 @@ FAULTS = {  # as the tables call them
     "shifted by 4 pixels": "4 pixels beside",
     "focal length × 1.2": "focal length × 1.2",
 }
-FIRST_FAULTS = ("depth × 4", "noise of 2 %", "50% unknown", "no depth")  # those of NYUDv2, and of the first page
+FIRST_FAULTS = ("depth × 4", "50% unknown", "no depth")  # of rooms, on the first page, beside noise
+NYUDV2_FAULTS = ("depth × 4", "noise of 2 %", "50% unknown", "no depth")
 NYUDV2 = {"nyudv2": "float32", "nyudv2_mixed": "mixed", "nyudv2_averaged": "averaged"}
 
 Row = dict[str, Any]
@@ -60,23 +62,24 @@ def read_rows(study: str) -> dict[str, Row]:
     return {row["name"]: row for row in read_json(HERE / study / "results.json")["rows"]}
 
 
-def cost(row: Row, classes: int) -> int:
-    """Count the multiply-adds of a row's network."""
-    return cost_of(parse_config(next(iter(row["runs"].values()))["settings"]).model, classes)
-
-
 @cache
-def cost_of(model: ModelConfig, classes: int) -> int:
+def cost_of(model: ModelConfig, classes: int, crop: tuple[int, int]) -> int:
     """Count the multiply-adds of a network."""
     with torch.device("meta"):
-        net = build_network(model, classes)
-    return measure(net, CROP).multiply_adds
+        net = build_network(replace(model, pretrained=False), classes)
+    return measure(net, crop).multiply_adds
 
 
-def costs(rows: dict[str, Row], names: Sequence[str], classes: int) -> dict[str, str]:
-    """Write the multiply-adds of rows as multiples of the RGB baseline's."""
-    first = cost(rows[RGB], classes)
-    return {name: f"{cost(rows[name], classes) / first:.2f} ×" if name != RGB else "1 ×" for name in names}
+def costs(runs: Mapping[str, Row], classes: int) -> dict[str, str]:
+    """Write the multiply-adds of one run of each row, on a crop, as multiples of the RGB baseline's."""
+    configs = {name: parse_config(run["settings"]) for name, run in runs.items()}
+    counted = {name: cost_of(config.model, classes, config.data.crop) for name, config in configs.items()}
+    return {name: f"{count / counted[RGB]:.2f} ×" if name != RGB else "1 ×" for name, count in counted.items()}
+
+
+def first_runs(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """Take one run of each row of a study."""
+    return {name: next(iter(row["runs"].values())) for name, row in rows.items()}
 
 
 def average_of(recorded: Row) -> Average:
@@ -99,7 +102,7 @@ def world_table(study: str, classes: int) -> str:
     fixed = "malleable K=3, nothing learned"
     if fixed in rows:
         names.insert(names.index("malleable K=3"), fixed)
-    price = costs(rows, names, classes)
+    price = costs(first_runs(rows), classes)
     cells = [["", "cost", "seeds", "mIoU", "last quarter", *FAULTS.values(), "another camera"]]
     for name in names:
         row = rows[name]
@@ -112,10 +115,10 @@ def world_table(study: str, classes: int) -> str:
 
 def kernels_table() -> str:
     """Tabulate how many kernels, over the seeds that all of them have."""
-    rows = {name: row for name, row in read_rows("rooms").items() if name in {f"malleable K={k}" for k in range(1, 6)}}
-    rows = dict(sorted(rows.items()))
+    every = read_rows("rooms")
+    rows = {name: every[name] for name in (f"malleable K={k}" for k in range(1, 6))}
     seeds = sorted(set.intersection(*(set(row["runs"]) for row in rows.values())))
-    price = costs(read_rows("rooms"), list(rows), 11)
+    price = costs(first_runs(every), 11)
     cells = [["", "cost", "mIoU", "last quarter", "noise of 2 %", "50 % unknown", "another camera"]]
     for name, row in rows.items():
         runs = [row["runs"][seed] for seed in seeds]
@@ -154,53 +157,67 @@ def nyudv2_rows() -> dict[str, dict[str, Row]]:
 def nyudv2_means() -> str:
     """Tabulate NYUDv2, a line a row: means over seeds, and the gain on the RGB baseline with its 95 % interval."""
     heads = ["mIoU", "above RGB", "95 % interval", "pixel accuracy", "mean accuracy"]
-    cells = [["", "seeds", *heads, *(FAULTS[fault] for fault in FIRST_FAULTS)]]
+    cells = [["", "cost", "seeds", *heads, *(FAULTS[fault] for fault in NYUDV2_FAULTS)]]
     rows = nyudv2_rows()
+    price = costs({name: next(iter(runs.values())) for name, runs in rows.items()}, 40)
     for name, runs in rows.items():
         gain = Average.of(gains(rows)[name])
         assert gain is not None
         above = [] if name == RGB else [spread(gain, "+"), " to ".join(decimal(end, 1) for end in gain.interval or ())]
         found = [[run[score] for run in runs.values()] for score in ("miou", "pixel_accuracy", "mean_accuracy")]
-        faults = [[run["stress"][fault] for run in runs.values()] for fault in FIRST_FAULTS]
+        faults = [[run["stress"][fault] for run in runs.values()] for fault in NYUDV2_FAULTS]
         miou, *others = (spread(Average.of(values)) for values in (*found, *faults))
-        cells.append([name, str(len(runs)), miou, *(above or ["", ""]), *others])
+        cells.append([name, price[name], str(len(runs)), miou, *(above or ["", ""]), *others])
     return markdown(cells)
 
 
 def nyudv2_table() -> str:
     """Tabulate NYUDv2, a line a run."""
     heads = ["mIoU", "pixel accuracy", "mean accuracy", "last quarter"]
-    cells = [["", "seed", *heads, *(FAULTS[fault] for fault in FIRST_FAULTS)]]
+    cells = [["", "seed", *heads, *(FAULTS[fault] for fault in NYUDV2_FAULTS)]]
     for name, seed, special, run in nyudv2_runs():
         scores = [run[score] for score in ("miou", "pixel_accuracy", "mean_accuracy")]
         last = run["curve"]["5000"] - run["curve"]["3750"]
-        left = [run["stress"][fault] for fault in FIRST_FAULTS]
+        left = [run["stress"][fault] for fault in NYUDV2_FAULTS]
         numbers = [*(decimal(v, 1) for v in scores), decimal(last, 1, "+"), *(decimal(v, 1) for v in left)]
         cells.append([name, f"{seed}, {special}", *numbers])
     return markdown(cells)
 
 
 def first_table() -> str:
-    """Tabulate all three for the project's first page; the highest score of a column that has every row is bold."""
+    """Tabulate for the project's first page what was reached with depth as it was in training."""
     rooms, streets, nyudv2 = read_rows("rooms"), read_rows("streets"), nyudv2_rows()
+    price = costs(first_runs(rooms), 11)
     columns = {
+        "NYUDv2": [Average.of(run["miou"] for run in nyudv2.get(name, {}).values()) for name in ROWS],
         "rooms": [average_of(rooms[name]["miou"]) for name in ROWS],
         "streets": [average_of(streets[name]["miou"]) for name in ROWS],
-        "NYUDv2": [Average.of(run["miou"] for run in nyudv2.get(name, {}).values()) for name in ROWS],
     }
-    for heading, found in (
-        *((FAULTS[fault], [rooms[name]["stress"][fault] for name in ROWS]) for fault in FIRST_FAULTS),
-        ("another camera", [rooms[name]["splits"]["other-camera"] for name in ROWS]),
-    ):
-        columns[heading] = [Average(average["mean"], None, average["n"]) for average in found]
-    price = costs(rooms, list(ROWS), 11)
-    lines = [[title, price[name]] for name, title in ROWS.items()]
+    return with_columns(["", "cost"], [[title, price[name]] for name, title in ROWS.items()], columns)
+
+
+def first_faults() -> str:
+    """Tabulate for the project's first page what is left when depth goes wrong, means over seeds."""
+    worlds, nyudv2 = {world: read_rows(world) for world in ("rooms", "streets")}, nyudv2_rows()
+    noise = "noise of 2 %"
+    columns = {f"{noise}, NYUDv2": [[run["stress"][noise] for run in nyudv2.get(name, {}).values()] for name in ROWS]}
+    for world, fault in (("rooms", noise), ("streets", noise), *(("rooms", fault) for fault in FIRST_FAULTS)):
+        found = [worlds[world][name]["stress"][fault]["mean"] for name in ROWS]
+        columns[f"{FAULTS[fault]}, {world}"] = [[mean] for mean in found]
+    for world, rows in worlds.items():
+        columns[f"another camera, {world}"] = [[rows[name]["splits"]["other-camera"]["mean"]] for name in ROWS]
+    means = {head: [Average.of([fmean(v)]) if v else None for v in column] for head, column in columns.items()}
+    return with_columns([""], [[title] for title in ROWS.values()], means)
+
+
+def with_columns(heads: list[str], lines: list[list[str]], columns: dict[str, list[Average | None]]) -> str:
+    """Add ``columns`` to a table's lines; the highest score of a column that has every row is bold."""
     for averages in columns.values():
         means = [round(average.mean, 1) for average in averages if average]
         for line, average in zip(lines, averages, strict=True):
             best = average and len(means) == len(lines) and round(average.mean, 1) == max(means)
             line.append(f"**{spread(average)}**" if best else spread(average))
-    return markdown([["", "cost", *columns], *lines])
+    return markdown([[*heads, *columns], *lines])
 
 
 def gains(rows: dict[str, dict[str, Row]]) -> dict[str, list[float]]:
@@ -239,11 +256,12 @@ def draw(panels: dict[str, dict[str, list[float]]]) -> Figure:
 def tables() -> Iterator[tuple[Path, str, str]]:
     """Give every table, after the page and the heading below which it stands."""
     yield FIRST_PAGE, "## Does it help?", first_table()
+    yield FIRST_PAGE, "### When depth goes wrong", first_faults()
     yield PAGE, "## Rooms", world_table("rooms", 11)
     yield PAGE, "## Streets", world_table("streets", 10)
     yield PAGE, "## How many kernels", kernels_table()
     yield PAGE, "## NYUDv2", nyudv2_means()
-    yield PAGE, "### Every run", nyudv2_table()
+    yield RUNS, "## Every run", nyudv2_table()
 
 
 def with_table(text: str, heading: str, table: str) -> str:
