@@ -210,7 +210,8 @@ def _focal_per_sample(focal: float | Tensor, depth: Tensor) -> Tensor:
     return focal.to(torch.promote_types(depth.dtype, torch.float32)).expand(batch)
 
 
-_POWERS_OF_TWO = [2**n for n in range(11)]
+_POWERS_OF_TWO: list[int] = [2**n for n in range(11)]
+_COARSE = _POWERS_OF_TWO[4:]
 
 
 def sample_positions(
@@ -218,28 +219,35 @@ def sample_positions(
 ) -> tuple[float | Tensor, slice | Tensor, slice | Tensor]:
     """Find the rate of a map of ``size`` in an ``image`` (both height, width), and the rows and columns it samples.
 
-    At an integer rate r, that is ceil(image / r) = size, feature (i, j) sits on pixel (r·i, r·j); otherwise each
-    feature takes the nearest pixel above and left of it. Small maps may fit several integers: an exact ratio goes
-    first, then a power of two, as networks halve their maps, then the smallest.
+    At an integer rate r feature (i, j) sits on pixel (r·i, r·j); otherwise each feature takes the nearest pixel above
+    and left of it.
     """
     if torch.compiler.is_compiling():
         return _sample_positions_as_tensors(image, size, device)
     rate = integer_rate(image, size)
     if rate is not None:
-        step = slice(None, None, rate)
-        return rate, step, step
+        # A map that was rounded down leaves pixels over.
+        return rate, slice(None, size[0] * rate, rate), slice(None, size[1] * rate, rate)
     _check_sizes(image, size)
     rows, columns = (torch.arange(s, device=device) * n // s for n, s in zip(image, size, strict=True))
     return (image[0] / size[0] + image[1] / size[1]) / 2, rows, columns
 
 
 def integer_rate(image: Sequence[int], size: Sequence[int]) -> int | None:
-    """Find the integer r with ceil(image / r) = size in both directions, or None."""
+    """Find the rate r of a map, if it is an integer.
+
+    Networks halve their maps, some rounding up and some down: a power of two from 16 on that gives the map so goes
+    first. Finer maps are hardly ever in doubt. Otherwise ceil(image / r) = size in both directions; small maps may fit
+    several integers, of which an exact ratio goes first, then a power of two, then the smallest.
+    """
     if min(size) < 1 or min(image) < 1:
         raise ValueError(
             f"maps must have at least one pixel, got an image of {tuple(image)} and a map of {tuple(size)}"
         )
     low = max(-(-n // s) for n, s in zip(image, size, strict=True))
+    coarse = (p for p in _COARSE if all(s in (n // p, -(-n // p)) for n, s in zip(image, size, strict=True)))
+    if halved := next(coarse, None):
+        return halved
     # A side of one pixel fits every rate that is large enough. Where all are so, a power of two must be near.
     high = min((-(-n // (s - 1)) - 1 for n, s in zip(image, size, strict=True) if s > 1), default=2 * min(image))
     if low > high:
@@ -264,8 +272,12 @@ def _sample_positions_as_tensors(
     powers = torch.tensor(_POWERS_OF_TWO, dtype=torch.float64, device=device)
     best = torch.where((powers >= low) & (powers <= high), powers, inf).amin(0)
     exact = (low * s - n).amax(0) == 0
-    rate = torch.where(exact | (best > high), low, best)
-    n, s = torch.where(low <= high, rate, n), torch.where(low <= high, 1.0, s)
+    ratio = n[:, None] / powers  # (2, powers)
+    halves = ((ratio.floor() == s[:, None]) | (ratio.ceil() == s[:, None])).all(0) & (powers >= _COARSE[0])
+    halved = torch.where(halves, powers, inf).amin(0)
+    rate = torch.where(halved < inf, halved, torch.where(exact | (best > high), low, best))
+    whole = (halved < inf) | (low <= high)
+    n, s = torch.where(whole, rate, n), torch.where(whole, 1.0, s)
     rows, columns = (
         (torch.arange(length, dtype=torch.float64, device=device) * n[axis] / s[axis]).floor().long()
         for axis, length in enumerate(size)
