@@ -98,6 +98,21 @@ def test_two_samples_of_one_id_are_refused(tmp_path):
         writer.write(scene)
 
 
+def test_ids_that_differ_in_case_share_no_file_where_case_does_not_count(tmp_path):
+    _, writer = begin(tmp_path / "out")
+    (writer.partial / "DATASET.JSON").write_bytes((writer.partial / "dataset.json").read_bytes())
+    scene, writer = begin(tmp_path / "out")  # to which both names seem to be one file
+    writer.write(replace(scene, id="IMG_1"))
+    with pytest.raises(ValueError, match="'img_1' was written before as 'IMG_1', which is the same file here"):
+        writer.write(replace(scene, id="img_1"))
+
+
+def test_a_folder_begun_otherwise_says_what_differs(tmp_path):
+    begin(tmp_path / "out", classes=("a", "b"), palette=None)
+    with pytest.raises(ValueError, match=r"begun with other settings, classes \['a', 'b'\] and not \['a', 'c'\]"):
+        begin(tmp_path / "out", classes=("a", "c"), palette=None)
+
+
 def test_a_sample_whose_writing_failed_can_be_written_again(tmp_path):
     scene, writer = begin(tmp_path / "out")
     in_the_way = writer.partial / "depth" / f"{scene.id}.png"
@@ -168,6 +183,19 @@ def test_arrays_are_written_as_tensors_are(tmp_path, kind):
     read = FolderDataset(tmp_path / "out", "train")[0]
     assert torch.equal(read.image, scene.image.flip(1))
     assert torch.equal(read.label, scene.label)
+
+
+def test_what_an_array_masks_is_unknown():
+    scene = SyntheticScenes("rooms", size=(24, 32), length=1)[0]
+    left = np.zeros((24, 32), bool)
+    left[:, 0] = True
+    depth = np.ma.array(np.full((1, 24, 32), 65.535, np.float32), mask=left[None])
+    label = np.ma.array(np.full((24, 32), 3, np.int8), mask=left)
+    sample = replace(scene, depth=depth, label=label)
+    assert (sample.depth[0, :, 0] == 0).all()
+    assert (sample.depth[0, :, 1:] == depth.data[0, 0, 0]).all()
+    assert (sample.label[:, 0] == 255).all()
+    assert (sample.label[:, 1:] == 3).all()
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -256,10 +284,11 @@ def test_an_empty_folder_is_filled(tmp_path, monkeypatch):
     assert len(FolderDataset(tmp_path / "out", "train")) == 1
 
 
-def test_what_a_power_cut_left_empty_is_written_again(tmp_path):
+@pytest.mark.parametrize("file", ["depth/{}.png", "cameras/{}.json"])
+def test_what_a_power_cut_left_empty_is_written_again(tmp_path, file):
     scene, writer = begin(tmp_path / "out")
     writer.write(scene)
-    (writer.partial / "depth" / f"{scene.id}.png").write_bytes(b"")
+    (writer.partial / file.format(scene.id)).write_bytes(b"")
     _, again = begin(tmp_path / "out")
     assert not again.has(scene.id)
     again.write(scene)

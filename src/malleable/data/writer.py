@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from malleable.camera import Camera
-from malleable.data.folder import MOST_COUNTS, Description, check_id, check_split
+from malleable.data.folder import MOST_COUNTS, Description, check_id, check_split, read_camera
 from malleable.data.image_files import Array, is_whole_png, write_png
 from malleable.data.palette import Colour, default_palette
 from malleable.data.sample import Sample
@@ -53,14 +53,14 @@ class FolderWriter:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.out, self.camera, self.metres_per_count = Path(out).absolute(), camera, metres_per_count
-        if self.out.is_symlink() or self.out.is_mount():
+        if self.out.is_symlink() or os.path.ismount(self.out):  # Path.is_mount is not for Windows before Python 3.12
             raise ValueError(
                 f"{self.out} is a link or a mount point, which a folder cannot replace; name one inside it"
             )
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise ValueError(f"{self.out} exists and is left as it is; remove it or choose another folder")
         self.partial = self.out.with_name(self.out.name + ".partial")
-        self._written: set[str] = set()
+        self._written: dict[str, str] = {}  # file → id
         palette = default_palette(len(classes)) if palette is None else palette
         description = {
             "name": name,
@@ -77,28 +77,36 @@ class FolderWriter:
         if self.partial.exists() and any(self.partial.iterdir()):
             if not (self.partial / "dataset.json").exists():
                 raise ValueError(f"{self.partial} holds other files and is left as it is; move it away")
-            begun = read_json(self.partial / "dataset.json")
-            if begun != json.loads(json.dumps(description)):
+            begun, now = read_json(self.partial / "dataset.json"), json.loads(json.dumps(description))
+            other = [key for key in now | begun if begun.get(key) != now.get(key)]
+            if other:
+                differences = "; ".join(f"{key} {begun.get(key)} and not {now.get(key)}" for key in other)
                 raise ValueError(
-                    f"{self.partial} was begun with other settings, {begun.get('settings')} and not "
-                    f"{description['settings']}; repeat the first command to continue it, or remove it"
+                    f"{self.partial} was begun with other settings, {differences}; repeat the first command to go on "
+                    "with it, or remove it"
                 )
         self.partial.mkdir(parents=True, exist_ok=True)
         write_whole(self.partial / "dataset.json", (json.dumps(description, indent=1) + "\n").encode())
         for kind in ("splits", "depth", "labels", "images"):
             (self.partial / kind).mkdir(exist_ok=True)
+        # Where names differ in more than upper and lower case, one sample's files would replace another's.
+        self._file_of = str.casefold if (self.partial / "DATASET.JSON").exists() else str
 
     def has(self, id: str) -> bool:
         """Tell whether the sample was written before, in this run or, whole, in an earlier one."""
-        if id in self._written:
+        if self._file_of(id) in self._written:
             return True
-        return all(is_whole_png(self.partial / kind / f"{id}.png") for kind in ("images", "depth", "labels"))
+        whole = all(is_whole_png(self.partial / kind / f"{id}.png") for kind in ("images", "depth", "labels"))
+        return whole and self._has_camera(id)
 
     def write(self, sample: Sample) -> None:
         """Add a sample with a uint8 image and an id of its own; several threads may do so at once."""
         check_id(sample.id, "sample id")
-        if sample.id in self._written:
-            raise ValueError(f"sample id {sample.id!r} was written before; give every sample an id of its own")
+        file = self._file_of(sample.id)
+        if file in self._written:
+            before = self._written[file]
+            case = "" if before == sample.id else f" as {before!r}, which is the same file here"
+            raise ValueError(f"sample id {sample.id!r} was written before{case}; give every sample an id of its own")
         if sample.image.dtype != torch.uint8:
             raise TypeError(f"{sample.id}: image must be uint8, got {sample.image.dtype}; write what is not normalised")
         wrong = (sample.label != IGNORE) & ((sample.label < 0) | (sample.label >= len(self.classes)))
@@ -106,11 +114,11 @@ class FolderWriter:
             number = int(sample.label[wrong][0])
             raise ValueError(f"{sample.id}: labels must be 0 to {len(self.classes) - 1} or {IGNORE}, got {number}")
         counts = self._counts(sample)
-        self._written.add(sample.id)  # before it is: another thread may be given the same id
+        self._written[file] = sample.id  # before it is: another thread may be given the same id
         try:
             self._write_files(sample, counts)
         except BaseException:
-            self._written.discard(sample.id)
+            del self._written[file]
             raise
 
     def finish(self, splits: Mapping[str, Sequence[str]]) -> None:
@@ -137,6 +145,17 @@ class FolderWriter:
         if self.out.exists():
             self.out.rmdir()  # it is empty; not every system replaces it
         os.replace(self.partial, self.out)
+
+    def _has_camera(self, id: str) -> bool:
+        """Tell whether the sample's own camera is there and whole, or it needs none."""
+        path = self.partial / "cameras" / f"{id}.json"
+        if not path.exists():
+            return self.camera is not None
+        try:
+            read_camera(path)
+        except ValueError:
+            return False
+        return True
 
     def _write_files(self, sample: Sample, counts: Array) -> None:
         if sample.camera != self.camera:
