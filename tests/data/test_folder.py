@@ -65,13 +65,16 @@ def test_depth_in_metres_may_be_an_array(folder):
     assert sample.depth[0, 0, :4].tolist() == [0.0, 0.0, 0.75, 2.0]
 
 
-@pytest.mark.parametrize("content", ["archive", "PK\x03\x04 damaged"])
-def test_depth_that_is_an_archive_is_named(content, folder):
+@pytest.mark.parametrize("content", ["archive", "PK\x03\x04 damaged", "a head of }"])
+def test_depth_that_is_an_archive_or_damaged_is_named(content, folder):
     path = folder() / "depth/a.npy"
     (path.parent / "a.png").unlink()
     if content == "archive":
         with path.open("wb") as file:
             np.savez(file, depth=np.ones(SIZE))
+    elif content == "a head of }":
+        np.save(path, np.ones(SIZE))
+        path.write_bytes(path.read_bytes().replace(b"}", b"x", 1))
     else:
         path.write_text(content)
     with pytest.raises(ValueError, match=r"a\.npy (is an archive of arrays|cannot be read as an array)"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 from zipfile import BadZipFile
 
@@ -67,7 +68,8 @@ def read_metres(path: Path) -> Tensor:
     require_file(path)
     try:
         array: Array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError, MemoryError, BadZipFile) as error:  # a damaged head may claim any size
+    # A damaged head may claim any size, and NumPy reads it as Python.
+    except (OSError, ValueError, EOFError, MemoryError, BadZipFile, SyntaxError, TokenError) as error:
         raise ValueError(f"{path} cannot be read as an array of numbers ({error}); save it again") from error
     if not isinstance(array, np.ndarray):
         array.close()
