@@ -112,6 +112,23 @@ def test_inside_the_layout_s_folder_depth_and_camera_are_found(folder: Path, mon
         assert (find_items([name], None, Flags())[0].load().depth > 0).any()
 
 
+def test_an_id_with_folders_keeps_its_depth_and_its_name(folder: Path, tmp_path: Path) -> None:
+    for kind, suffix in (("images", "png"), ("depth", "png"), ("cameras", "json")):
+        (folder / kind / "kitchen").mkdir()
+        (folder / kind / f"{DATA.ids[0]}.{suffix}").rename(folder / kind / "kitchen" / f"1.{suffix}")
+    for name in ("images/kitchen/1.png", "images/kitchen"):
+        (item,) = find_items([str(folder / name)], None, Flags())
+        assert Path(item.id) == Path("kitchen/1")
+        assert (item.load().depth > 0).any()
+
+
+def test_a_suffix_in_upper_case_is_found(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.PNG").write_bytes((folder / "images" / f"{DATA.ids[0]}.png").read_bytes())
+    (tmp_path / "p_depth.PNG").write_bytes((folder / "depth" / f"{DATA.ids[0]}.png").read_bytes())
+    (item,) = find_items([str(tmp_path)], None, Flags(unit="1/5000m", focal=40.0))
+    assert (item.load().depth > 0).any()
+
+
 def test_pairs_may_lie_in_a_folder_called_images(folder: Path, tmp_path: Path) -> None:
     pairs = tmp_path / "images"
     pairs.mkdir()

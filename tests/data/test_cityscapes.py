@@ -10,6 +10,7 @@ import torch
 from helpers.files import SIZE, save
 from malleable.cli import main
 from malleable.data import Cityscapes, splits_of
+from malleable.data.loose import Flags, find_items
 
 RIGS = {
     "ulm_000000_000019": {"fx": 2262.52, "fy": 2265.3, "u0": 1096.98, "v0": 513.137, "baseline": 0.209313},
@@ -83,6 +84,12 @@ def test_the_test_split_needs_no_labels_the_others_do(tree):
     file.unlink()
     with pytest.raises(FileNotFoundError, match=file.name):
         Cityscapes(tree, "val")[0]
+
+
+def test_images_to_predict_need_no_labels(tree):
+    file = path(tree, "gtFine", "val", "bonn_000001_000007", "gtFine_labelIds.png")
+    file.unlink()
+    assert [item.load().id for item in find_items([str(tree)], "val", Flags())] == Cityscapes(tree, "val").ids
 
 
 def test_the_whole_tree_can_be_checked(tree, capsys):

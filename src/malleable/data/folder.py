@@ -186,8 +186,9 @@ def read_camera(path: Path) -> Camera:
 
 
 def depth_file(stem: Path) -> Path:
-    """Find the depth file ``stem`` with the suffix that it has, .png if there is none."""
-    files = [stem.with_name(stem.name + suffix) for suffix in DEPTH_SUFFIXES]
+    """Find the depth file ``stem`` with the suffix that it has, in lower or upper case, .png if there is none."""
+    suffixes = [*DEPTH_SUFFIXES, *(suffix.upper() for suffix in DEPTH_SUFFIXES)]
+    files = [stem.with_name(stem.name + suffix) for suffix in suffixes]
     return next((file for file in files if os.path.exists(file)), files[0])  # a name may be too long
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from malleable.camera import Camera, metres_per_count
+from malleable.data.cityscapes import Cityscapes
 from malleable.data.folder import (
     DEPTH_SUFFIXES,
     IMAGE_SUFFIXES,
@@ -87,7 +88,7 @@ def find_items(inputs: Sequence[str], split: str | None, flags: Flags) -> list[I
                 f"split takes one data set, which says its depth and camera itself, got {extra} too; leave that out"
             )
         data = open_dataset(inputs[0], split, strict=False)
-        if isinstance(data, FolderDataset):
+        if isinstance(data, FolderDataset | Cityscapes):
             data.labelled = False  # labels are not needed, so they may be missing
         return [Item(id, partial(data.__getitem__, index)) for index, id in enumerate(data.ids)]
     items = [item for name in inputs for item in _items(Path(name), flags)]
@@ -110,15 +111,20 @@ def _items(path: Path, flags: Flags) -> Iterator[Item]:
     if not path.exists():
         raise FileNotFoundError(f"{path} is neither a file nor a folder; a data set needs --split")
     path = path.absolute()  # the name of its folder matters
-    folder = path.parent if not path.is_dir() else path / "images" if (path / "images").is_dir() else path
+    folder = path / "images" if (path / "images").is_dir() else path if path.is_dir() else path.parent
+    # An id may name folders: images/kitchen/1.png is kitchen/1.
+    above = (place for place in (folder, *folder.parents) if place.name == "images")
+    folder, searched = next((place for place in above if (place.parent / "depth").is_dir()), folder), folder
     layout = folder.name == "images" and (folder.parent / "depth").is_dir()  # else depth lies beside the images
     files = [path]
     if path.is_dir():
-        found = folder.rglob("*") if folder is not path else folder.iterdir()
+        found = searched.rglob("*") if layout or searched is not path else searched.iterdir()
         images = (file for file in found if file.suffix.lower() in IMAGE_SUFFIXES)
         files = sorted(file for file in images if layout or not file.stem.endswith(_BESIDE))
         if not files:
-            raise FileNotFoundError(f"{folder} holds no images ({', '.join(IMAGE_SUFFIXES)}); a data set needs --split")
+            raise FileNotFoundError(
+                f"{searched} holds no images ({', '.join(IMAGE_SUFFIXES)}); a data set needs --split"
+            )
     root = folder.parent if folder.name == "images" else folder
     described = root / "dataset.json"
     description = Description.read(described) if described.exists() else None
