@@ -15,6 +15,7 @@ from PIL import Image
 from malleable.cli import main
 from malleable.data import FolderDataset
 from malleable.data.sunrgbd import CLASSES, decode
+from malleable.files import held
 
 savemat = pytest.importorskip("scipy.io").savemat
 
@@ -145,6 +146,11 @@ def outside(tree: Path) -> None:
     savemat(tree / "SUNRGBDtoolbox/Metadata/SUNRGBDMeta.mat", {"SUNRGBDMeta": {"rgbpath": path, "depthname": "z.png"}})
 
 
+def elsewhere(tree: Path) -> None:
+    path = "kv1/NYUdata/NYU0001/image/rgb.jpg"
+    savemat(tree / "SUNRGBDtoolbox/Metadata/SUNRGBDMeta.mat", {"SUNRGBDMeta": {"rgbpath": path, "depthname": "z.png"}})
+
+
 def fewer_labels(tree: Path) -> None:
     with h5py.File(tree / "SUNRGBDtoolbox/Metadata/SUNRGBD2Dseg.mat", "r+") as file:
         kept = file["SUNRGBD2Dseg/seglabel"][:3]
@@ -171,6 +177,7 @@ def no_camera(tree: Path) -> None:
         (without_split, "allsplit.mat names kv1/NYUdata/NYU0001 neither to train nor to test"),
         (without_table, "has no 'SUNRGBDMeta'"),
         (damaged, "cannot be read as a MATLAB file"),
+        (elsewhere, "image 1 has the path 'kv1/NYUdata/NYU0001/image/rgb.jpg', not .../SUNRGBD/"),
         (outside, "points outside of the data set"),
         (fewer_labels, "SUNRGBD2Dseg.mat: it has labels of 3 images, but SUNRGBDMeta.mat lists 5"),
         (strange_labels, "NYU0001: labels must be 0 to 37, got 0 to 38"),
@@ -183,6 +190,20 @@ def test_what_is_wrong_is_named(tree: Path, capsys: pytest.CaptureFixture[str], 
     assert prepare(tree, "--workers", "1") == 1
     assert message in capsys.readouterr().err
     assert not (tree.parent / "out").exists()
+
+
+def test_a_wrong_size_leaves_nothing(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prepare(tree, "--size", "0", "320") == 1
+    assert "size must be (height, width), both at least 1, got (0, 320)" in capsys.readouterr().err
+    assert not list(tree.parent.glob("out*"))
+
+
+def test_a_second_one_at_a_time_is_refused(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with held(tree.parent / "out.lock"):
+        assert prepare(tree) == 1
+    assert "out.lock is in use by" in capsys.readouterr().err
+    assert prepare(tree) == 0
+    assert sorted(path.name for path in tree.parent.glob("out*")) == ["out"]
 
 
 def test_a_missing_part_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from malleable.data.nyudv2 import prepare_nyudv2
 from malleable.data.sunrgbd import prepare_sunrgbd
+from malleable.files import held
 from malleable.progress import available_cores
 
 
@@ -30,6 +31,10 @@ def prepare(
         depth: filled (holes in-painted by the authors) or raw (holes stay invalid).
         workers: threads; all cores by default.
     """
+    if size is not None and min(size) < 1:
+        raise ValueError(f"size must be (height, width), both at least 1, got {size}")
     write = {"nyudv2": prepare_nyudv2, "sunrgbd": prepare_sunrgbd}[dataset]
-    count = write(Path(source), Path(out), size, depth, workers or available_cores())
+    folder = Path(out).absolute()
+    with held(folder.with_name(f"{folder.name}.lock")):  # a second one would sweep away what this one has half written
+        count = write(Path(source), folder, size, depth, workers or available_cores())
     print(f"{out} is ready with {count} images; 'malleable check {out}' looks through it")

@@ -109,7 +109,12 @@ def _entries(path: Path) -> list[_Entry]:
             image, depth = str(about.rgbpath), str(about.depthname)
         except AttributeError as error:
             raise ValueError(f"{path}: image {number + 1} has no rgbpath or depthname") from error
-        *folder, _, name = _parts(image)
+        parts = _parts(image)
+        if len(parts) < 3:
+            raise ValueError(
+                f"{path}: image {number + 1} has the path {image!r}, not .../{_IMAGES}/<folders>/image/<file>"
+            )
+        *folder, _, name = parts
         entry = _Entry(number, "/".join(folder), name, depth)
         for part in (entry.id, name, depth):
             check_id(part, f"{path}: image {number + 1}")
