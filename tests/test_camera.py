@@ -53,7 +53,13 @@ def test_unequal_scaling_gives_the_mean_focal_length() -> None:
     assert camera.focal == pytest.approx((250 + 1000) / 2)
 
 
-@pytest.mark.parametrize("wrong", [{"fx": 0.0}, {"fy": -1.0}, {"fx": float("nan")}, {"size": (0, 640)}])
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"fx": 0.0}, {"fy": -1.0}, {"fx": NAN}, {"fy": INF}, {"cx": NAN}, {"size": (0, 640)}, {"size": (12.7, 640)}],
+)
 def test_wrong_cameras_are_refused(wrong: dict[str, object]) -> None:
     values = {"fx": 500.0, "fy": 500.0, "cx": 320.0, "cy": 240.0, "size": (480, 640), **wrong}
     with pytest.raises(ValueError, match=next(iter(wrong))):

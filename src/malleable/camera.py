@@ -70,13 +70,16 @@ class Camera:
     size: tuple[int, int]
 
     def __post_init__(self) -> None:
-        if len(self.size) != 2 or min(self.size) < 1:
-            raise ValueError(f"size must be (height, width), both at least 1, got {self.size}")
+        if len(self.size) != 2 or not all(side >= 1 and side == int(side) for side in self.size):
+            raise ValueError(f"size must be (height, width), whole numbers of at least 1, got {self.size}")
         object.__setattr__(self, "size", (int(self.size[0]), int(self.size[1])))  # a list would equal no image's
         for name in ("fx", "fy"):
             value = getattr(self, name)
-            if not value > 0:
+            if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a positive focal length in pixels, got {value}")
+        for name in ("cx", "cy"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be a place in pixels, got {getattr(self, name)}")
 
     @property
     def focal(self) -> float:

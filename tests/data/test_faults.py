@@ -83,6 +83,12 @@ def test_training_meets_faults_as_often_as_asked() -> None:
     assert max(share for share in lost if share < 1) <= 0.97
 
 
+@pytest.mark.parametrize("wrong", [{"dropout": -0.1}, {"holes": 30}, {"noise": float("nan")}])
+def test_shares_are_not_percent(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be 0 to 1"):
+        DepthFaults(**wrong)
+
+
 def test_noise_in_training_is_of_the_depth_alone() -> None:
     sample = train_transform((48, 64), (1.0,), 0.0)(SCENES[1])
     noisy = train_transform((48, 64), (1.0,), 0.0, DepthFaults(noise=0.05))(SCENES[1])

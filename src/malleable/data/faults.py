@@ -60,6 +60,9 @@ class DepthFaults(v2.Transform):  # type: ignore[misc]
 
     def __init__(self, dropout: float = 0.0, holes: float = 0.0, noise: float = 0.0) -> None:
         super().__init__()
+        for name, value in (("dropout", dropout), ("holes", holes), ("noise", noise)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} must be 0 to 1, got {value}")
         self.dropout, self.holes, self.noise = dropout, holes, noise
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:

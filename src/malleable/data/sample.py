@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 
 from malleable.camera import Camera
 from malleable.data.palette import Colour
-from malleable.data.tv_tensors import Depth, Label
+from malleable.data.tv_tensors import IGNORE, Depth, Label
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +59,15 @@ class Sample:
             )
 
     def _tensor(self, name: str) -> Tensor:
-        """Give the part ``name`` as a tensor; of an array floats become float32, and integers but uint8 int64."""
+        """Give the part ``name`` as a tensor; of an array floats become float32, and integers but uint8 int64.
+
+        What a NumPy array masks is unknown: depth 0, and label 255.
+        """
         part: Any = getattr(self, name)
         if isinstance(part, np.ndarray):
             kind = {"f": np.float32, "i": np.int64, "u": np.int64}.get(part.dtype.kind, part.dtype)
-            part = torch.from_numpy(np.array(part, dtype=part.dtype if part.dtype == np.uint8 else kind))
+            part = part.astype(part.dtype if part.dtype == np.uint8 else kind)
+            part = torch.from_numpy(np.ma.filled(part, IGNORE if name == "label" else 0))
         if not isinstance(part, Tensor):
             raise TypeError(f"sample {self.id!r}: {name} must be a tensor or an array, got {type(part).__name__}")
         return part.long() if name == "label" and not part.is_floating_point() else part

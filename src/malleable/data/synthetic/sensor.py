@@ -18,7 +18,7 @@ def kinect(depth: Array, focal: float, random: np.random.Generator) -> Array:
 
 
 def stereo(depth: Array, focal: float, width: int, random: np.random.Generator, baseline: float = 0.21) -> Array:
-    """Match two images ``baseline`` metres apart: noise is even in disparity, what is far or seen by one is invalid.
+    """Match two images ``baseline`` metres apart: noise is even in disparity; what is far or hidden is invalid.
 
     Accuracy is that of an image 2048 pixels wide, half a pixel, whatever ``width`` is rendered here.
     """
