@@ -86,7 +86,7 @@ def _main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print(f"malleable {verb}: stopped", file=sys.stderr)
         return _STOPPED
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
         print(f"malleable {verb}: {error}", file=sys.stderr)
         return 1
 

@@ -81,7 +81,7 @@ def doctor(device: str | None = None, rounds: int = 5) -> int:
                         with _tf32(short == "tf32"):
                             results = [_run(*call, dtype, layout) for layout in _LAYOUTS]
                             ratio = _ratio(*call, rounds)
-                    except RuntimeError as raised:
+                    except (RuntimeError, MemoryError) as raised:
                         _, unable_to, reason = str(raised).rpartition("cannot run this call: ")
                         if not unable_to:
                             wrong += 1
