@@ -69,10 +69,11 @@ def explore(
     if image is not None:
         depth_file, camera_file = (None if name is None else Path(name) for name in (depth, camera))
         items = find_items([image], None, Flags(depth_file, unit, camera_file, focal))
-        sources[Path(image).name] = Source(items)
+        sources[Path(image).resolve().name] = Source(items)
     dataset = _dataset(data, split, next(iter(networks.values()), None))
     if dataset is not None:
-        sources[dataset.name] = Source(items_of(dataset), dataset.classes)
+        name = dataset.name if dataset.name not in sources else f"{dataset.name}, the data set"
+        sources[name] = Source(items_of(dataset), dataset.classes)
     for world in _WORLDS:
         scenes = SyntheticScenes(world, _SIZE, seed=1, length=200)  # type: ignore[arg-type]
         sources.setdefault(f"synthetic-{world}", Source(items_of(scenes), scenes.classes))
@@ -107,7 +108,8 @@ def _require_gradio() -> None:
 
 def _named(runs: Sequence[str]) -> dict[str, str]:
     """Give each run the shortest name that is its own: that of its folder, else all of its path."""
-    short = [Path(run).name for run in runs]
+    short = [Path(run).resolve().name for run in dict.fromkeys(runs)]
+    runs = list(dict.fromkeys(runs))
     return {name if short.count(name) == 1 else run: run for name, run in zip(short, runs, strict=True)}
 
 
