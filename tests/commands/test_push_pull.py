@@ -143,13 +143,20 @@ class Hub:
     def __init__(self, root: Path) -> None:
         self.root, self.private = root, False
 
+    def repo_exists(self, repo_id: str) -> bool:
+        return (self.root / repo_id).exists()
+
+    def repo_info(self, repo_id: str) -> Any:
+        files = [SimpleNamespace(rfilename=path.name) for path in (self.root / repo_id).iterdir()]
+        return SimpleNamespace(private=self.private, siblings=files)
+
     def create_repo(self, repo_id: str, private: bool, exist_ok: bool) -> Any:
         self.private = private
         return SimpleNamespace(repo_id=repo_id)
 
     def upload_folder(self, repo_id: str, folder_path: str, allow_patterns: list[str], **_: Any) -> str:
         assert sorted(allow_patterns) == FILES
-        shutil.copytree(folder_path, self.root / repo_id)
+        shutil.copytree(folder_path, self.root / repo_id, dirs_exist_ok=True)
         return f"commit of {repo_id}"
 
     def snapshot_download(self, repo_id: str, revision: str | None, allow_patterns: list[str]) -> str:
@@ -161,7 +168,7 @@ def test_a_hub_that_is_not_reached_is_a_sentence(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Unreached:
-        def create_repo(self, *_: Any, **__: Any) -> None:
+        def repo_exists(self, *_: Any, **__: Any) -> None:
             raise Exception("Name or service not known")  # of any kind
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Unreached)
@@ -189,6 +196,34 @@ def test_the_hub_and_back(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sorted(path.name for path in (hub.root / "someone" / "net").iterdir()) == FILES
     assert cli.main(["pull", "hf://someone/net", str(tmp_path / "pulled")]) == 0
     same(load_trained(run).net, load_trained(tmp_path / "pulled").net)
+
+
+def test_what_is_on_the_hub_is_not_replaced_unasked(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = Hub(tmp_path / "hub")
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+    assert cli.main(["push", str(run), "hf://someone/net"]) == 0
+    card = hub.root / "someone" / "net" / "README.md"
+    card.write_text("edited by hand")
+    assert cli.main(["push", str(run), "hf://someone/net"]) == 1
+    assert "hf://someone/net holds README.md, config.json, model.safetensors and is left" in capsys.readouterr().err
+    assert cli.main(["push", str(run), "hf://someone/net", "--private", "--overwrite"]) == 1
+    assert "hf://someone/net is there and public" in capsys.readouterr().err
+    assert card.read_text() == "edited by hand"
+    assert cli.main(["push", str(run), "hf://someone/net", "--overwrite"]) == 0
+    assert card.read_text() != "edited by hand"
+
+
+def test_nothing_of_another_network_stays(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["push", str(run), str(tmp_path / "net")]) == 0
+    (tmp_path / "net" / "README.md").unlink()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "README.md").write_text("card of another network")
+    assert cli.main(["pull", str(tmp_path / "net"), str(tmp_path / "out"), "--overwrite"]) == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
+    assert cli.main(["pull", str(tmp_path / "net"), str(tmp_path / "other"), "--revision", "x"]) == 1
+    assert "revision is of a repository on the hub" in capsys.readouterr().err
 
 
 def test_a_repository_of_pickles_is_not_taken(

@@ -22,6 +22,8 @@ def pull(source: str, out: str, revision: str | None = None, overwrite: bool = F
         trust: import the package.module:factory that the network names, and run it, to see that it loads.
     """
     check_folder(Path(out), overwrite)
+    if revision is not None and not source.startswith(HUB):
+        raise ValueError(f"revision is of a repository on the hub, and {source} is a folder; leave it out")
     if not source.startswith(HUB) and not Path(source).is_dir():
         raise FileNotFoundError(f"there is no folder {source}; a repository on the hub is written hf://owner/name")
     folder = locate(source, revision)

@@ -29,8 +29,8 @@ def push(
         target: a folder, or hf://owner/name, a repository on the Hugging Face hub.
         license: of the weights, as the hub names it, for example apache-2.0.
         base_model: the network on the hub that training began with, for example timm/resnet50.a1_in1k.
-        private: make a new repository private.
-        overwrite: replace files that the folder holds.
+        private: make a new repository private; one that is public is refused.
+        overwrite: replace files that the folder or the repository holds.
         trust: import the package.module:factory that the checkpoint names as its network, and run it.
     """
     name = target.removeprefix(HUB)
@@ -50,6 +50,8 @@ def push(
     with TemporaryDirectory() as temporary:
         share(trained, Path(temporary), **about)
         try:
+            if api.repo_exists(name):
+                check_repository(api.repo_info(name), target, private, overwrite)
             repository = api.create_repo(name, private=private, exist_ok=True).repo_id
             commit = api.upload_folder(
                 repo_id=repository,
@@ -57,6 +59,8 @@ def push(
                 allow_patterns=list(FILES),
                 commit_message="Weights and config",
             )
+        except FileExistsError:
+            raise
         except Exception as error:  # of whichever library the hub's client speaks HTTP with
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise RuntimeError(
@@ -64,3 +68,14 @@ def push(
                 "give a token that may write there"
             ) from error
     print(f"{repository} is on the hub: {commit}")
+
+
+def check_repository(found: Any, target: str, private: bool, overwrite: bool) -> None:
+    """Raise if what is on the hub would be replaced unasked, or seen by all against the user's will."""
+    if private and not found.private:
+        raise FileExistsError(
+            f"{target} is there and public, so private has no effect; make it private on the hub first"
+        )
+    taken = sorted({file.rfilename for file in found.siblings or ()} & {*FILES})
+    if taken and not overwrite:
+        raise FileExistsError(f"{target} holds {', '.join(taken)} and is left as it is; choose another or --overwrite")

@@ -29,8 +29,11 @@ def files_into(folder: Path, overwrite: bool) -> Iterator[Path]:
     with TemporaryDirectory(dir=folder.parent) as temporary:
         yield Path(temporary)
         folder.mkdir(exist_ok=True)
-        for file in Path(temporary).iterdir():
-            file.replace(folder / file.name)
+        written = {file.name for file in Path(temporary).iterdir()}
+        for name in written:
+            (Path(temporary) / name).replace(folder / name)
+        for name in {*FILES} - written:  # of the network that was there
+            (folder / name).unlink(missing_ok=True)
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:
