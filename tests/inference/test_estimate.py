@@ -137,12 +137,20 @@ def test_the_configuration_says_what_the_numbers_are(metric: Path, relative: Pat
         ({"kind": "inverse"}, "kind must be None or one of 'metric', 'scale', 'disparity', got 'inverse'"),
         ({}, "does not say what its numbers are; kind must be one of"),
         ({"kind": "disparity", "near_far": (5, 1)}, "near_far must be two positive depths, the nearer first"),
+        ({"kind": "disparity", "near_far": (1, 2, 5)}, "near_far must be two positive depths"),
+        ({"kind": "disparity", "near_far": 5}, "near_far must be two positive depths"),
         ({"kind": "metric", "near_far": (1, 5)}, "near_far turns disparity into depth, but .* in metres"),
     ],
 )
 def test_refusals(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DepthEstimator(lambda image: {}, **arguments)
+
+
+def test_an_answer_without_depth_is_named() -> None:
+    estimator = DepthEstimator(lambda image: torch.ones(24, 32), "metric")
+    with pytest.raises(TypeError, match=r"must give a dict with predicted_depth, \(H, W\), got Tensor"):
+        estimator(DATA[0].image.as_subclass(Tensor))
 
 
 def test_a_wrong_size_is_named() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -50,8 +50,10 @@ class DepthEstimator:
     ) -> None:
         if kind is not None and kind not in get_args(Kind):
             raise ValueError(f"kind must be None or one of {', '.join(map(repr, get_args(Kind)))}, got {kind!r}")
-        if near_far is not None and not 0 < near_far[0] < near_far[1]:
-            raise ValueError(f"near_far must be two positive depths, the nearer first, got {tuple(near_far)}")
+        if near_far is not None:
+            pair = isinstance(near_far, tuple | list) and len(near_far) == 2
+            if not pair or not 0 < near_far[0] < near_far[1]:
+                raise ValueError(f"near_far must be two positive depths, the nearer first, got {near_far}")
         self.name = getattr(model, "__name__", type(model).__name__) if callable(model) else str(model)
         self._pipeline: Any = model if callable(model) else _pipeline(self.name, device)
         self._lock = threading.Lock()
@@ -87,7 +89,10 @@ class DepthEstimator:
         """Return depth (H, W) float32 of ``image`` (3, H, W) uint8, 0 where the estimate is no positive number."""
         picture = Image.fromarray(image.permute(1, 2, 0).cpu().numpy())
         with self._lock, torch.no_grad():
-            estimate = torch.as_tensor(self._pipeline(picture)["predicted_depth"])
+            found = self._pipeline(picture)
+        if not isinstance(found, Mapping) or "predicted_depth" not in found:
+            raise TypeError(f"{self.name} must give a dict with predicted_depth, (H, W), got {type(found).__name__}")
+        estimate = torch.as_tensor(found["predicted_depth"])
         estimate = estimate.float().cpu()
         if tuple(estimate.shape) != tuple(image.shape[1:]):
             raise ValueError(f"{self.name} gave depth of {tuple(estimate.shape)} for an image of {tuple(image.shape)}")

@@ -84,6 +84,11 @@ def sample_of(
     """Make a sample of what a program holds, and say what is wrong with it."""
     pixels = _pixels(image)
     size = (pixels.shape[1], pixels.shape[2])
+    if not isinstance(camera, Camera | Mapping | None):
+        raise TypeError(
+            f"camera must be a malleable.Camera or a dict of width, height, fx, fy, cx and cy, got "
+            f"{type(camera).__name__}"
+        )
     known = Camera.from_dict(camera) if isinstance(camera, Mapping) else camera
     found = Flags(focal=None if focal is None else _one_focal(focal)).camera_of(size, known)
     if depth is None and estimator is None:
@@ -101,6 +106,8 @@ def _pixels(image: Any) -> Tensor:
     """Give (3, H, W), uint8 or float32 from 0 to 1."""
     _check_read("image", image)
     if isinstance(image, Image.Image):
+        if image.mode == "F" or image.mode.startswith("I"):  # which Pillow would cut off at 255
+            raise ValueError(f"image must have 8 bits per channel, got a PIL image of mode {image.mode!r}")
         image = np.array(image.convert("RGB"))
     last = isinstance(image, np.ndarray)  # where channels usually are
     pixels = torch.as_tensor(np.ascontiguousarray(image) if last else image).cpu()
@@ -153,7 +160,10 @@ def _one_focal(focal: Any) -> float:
                 f"focal must be one number for an image, the mean of fx and fy, got {focal}; pass camera= for both"
             )
         number = number[0]
-    return float(number)
+    try:
+        return float(number)
+    except (TypeError, ValueError):
+        raise TypeError(f"focal must be a number of pixels, got {focal!r}") from None
 
 
 def _check_read(name: str, value: Any) -> None:
@@ -172,6 +182,8 @@ def _each(name: str, value: Any, count: int) -> Sequence[Any]:
     """Give each image of a batch its own ``value``; a camera or a focal length may be that of all."""
     if value is None or isinstance(value, int | float | Camera | Mapping) or getattr(value, "ndim", 1) == 0:
         return [value] * count
+    if not hasattr(value, "__len__"):
+        raise TypeError(f"{name} must be one for each of the {count} images, got one {type(value).__name__}")
     if len(value) != count:
         raise ValueError(f"{name} must be one for each of the {count} images, got {len(value)}")
     return value  # type: ignore[no-any-return]
