@@ -353,6 +353,8 @@ def test_pooling_flat_depth_is_average_pooling(kernel: int) -> None:
     ("arguments", "message"),
     [
         ({"kernels": 0}, "kernels must be at least 1"),
+        ({"kernels": 2.0}, "kernels must be a whole number, got 2.0"),
+        ({"centers": 5}, "centers must be K \\+ 2 = 5 numbers, got 5"),
         ({"centers": [0, 1, 2]}, "centers must have K \\+ 2 = 5 entries, all finite, got 3"),
         ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
         ({"temperature": -1.0}, "temperature"),
@@ -441,9 +443,12 @@ def test_weights_that_are_computed_are_refused(changed: Any) -> None:
         mb.MalleableConv2d.from_conv2d(conv2d)
 
 
-def test_hooks_are_not_lost_silently() -> None:
+@pytest.mark.parametrize(
+    "register", ["register_forward_hook", "register_full_backward_hook", "register_load_state_dict_pre_hook"]
+)
+def test_hooks_are_not_lost_silently(register: str) -> None:
     conv2d = nn.Conv2d(2, 2, 3)
-    conv2d.register_forward_hook(lambda *_: None)
+    getattr(conv2d, register)(lambda *_: None)
     with pytest.raises(ValueError, match="conv2d has hooks, which would be lost"):
         mb.MalleableConv2d.from_conv2d(conv2d)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from typing import Any, SupportsIndex, get_args
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,8 @@ class DepthConv2d(nn.Module):
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
             if groups < 1 or value < 1 or value % groups:
                 raise ValueError(f"{name} must be positive and divisible by groups={groups}, got {value}")
+        if not isinstance(kernels, SupportsIndex):
+            raise ValueError(f"kernels must be a whole number, got {kernels}")
         if kernels < 1:
             raise ValueError(f"kernels must be at least 1, got {kernels}")
         if invalid not in get_args(Invalid):
@@ -141,7 +143,7 @@ class DepthConv2d(nn.Module):
                 f"conv2d must be a plain nn.Conv2d, got {kind.__name__}, which computes its output or weights in its "
                 "own way; replace or un-parametrize it first"
             )
-        if conv2d._forward_hooks or conv2d._forward_pre_hooks or conv2d._backward_hooks or conv2d._backward_pre_hooks:
+        if any(value for name, value in vars(conv2d).items() if name.endswith("_hooks")):
             raise ValueError("conv2d has hooks, which would be lost; remove them, and register them on the new layer")
         if conv2d.padding_mode != "zeros":
             raise ValueError(f"conv2d has padding_mode={conv2d.padding_mode!r}; only 'zeros' can be honoured")
@@ -191,7 +193,9 @@ class DepthConv2d(nn.Module):
 
     def extra_repr(self) -> str:
         settings = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"]
-        settings += [f"padding={self.padding!r}"] if self.padding != (0, 0) else []
+        own = Window.of(self.kernel_size, self.stride, self.padding, self.dilation) != self.window  # of a convolution
+        padding = "same" if self.pads_same else f"{self.window.padding} on four sides" if own else repr(self.padding)
+        settings += [f"padding={padding}"] if padding != "(0, 0)" else []
         settings += [f"dilation={self.dilation}"] if self.dilation != (1, 1) else []
         settings += [f"groups={self.groups}"] if self.groups != 1 else []
         settings += ["bias=False"] if self.bias is None else []
@@ -250,6 +254,8 @@ class MalleableConv2d(DepthConv2d):
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
             kernels=kernels, invalid=invalid, device=device, dtype=dtype
         )  # fmt: skip
+        if centers is not None and not hasattr(centers, "__len__"):
+            raise ValueError(f"centers must be K + 2 = {kernels + 2} numbers, got {centers}")
         if centers is not None and (len(centers) != kernels + 2 or not all(map(math.isfinite, centers))):
             raise ValueError(
                 f"centers must have K + 2 = {kernels + 2} entries, all finite, got {len(centers)}: {list(centers)}"

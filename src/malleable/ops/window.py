@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from operator import index
+from typing import NamedTuple, SupportsIndex
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -96,6 +97,8 @@ def same_padding(
 def pair(name: str, value: Pair, minimum: int) -> tuple[int, int]:
     """Return ``value`` as (vertical, horizontal), or raise an error that names the argument."""
     values = tuple(value) if isinstance(value, Sequence) else (value, value)
-    if len(values) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) and v >= minimum for v in values):
+    # NumPy's whole numbers are SupportsIndex too
+    whole = all(isinstance(v, SupportsIndex) and not isinstance(v, bool | Tensor) and v >= minimum for v in values)
+    if len(values) != 2 or not whole:
         raise ValueError(f"{name} must be an integer ≥ {minimum} or a pair of them, got {value!r}")
-    return values[0], values[1]
+    return index(values[0]), index(values[1])
