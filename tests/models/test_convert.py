@@ -347,6 +347,22 @@ class TestConv:
         with pytest.raises(ValueError, match="conv must be None or one of 'malleable'"):
             mb.convert(Tiny(), "malleabel")
 
+    def test_options_of_no_layer_are_refused_without_layers_too(self) -> None:
+        assert mb.convert(Tiny(), None, temperature=2.0, invalid="ignore").placed == ()
+        for refuse in (
+            lambda: mb.convert(Tiny(), None, temprature=2.0),
+            lambda: mb.deeplabv3plus("resnet18", 5, conv=None, pretrained=False, wdith=64),
+        ):
+            with pytest.raises(TypeError, match=r"there is no option '(temprature|wdith)'"):
+                refuse()
+
+    def test_marks_on_a_convolution_stay(self) -> None:
+        model = Tiny()
+        model.stage2[0].spatial.mark = "kept"
+        found = mb.convert(model).model.stage2[0].spatial
+        assert isinstance(found, mb.MalleableConv2d)
+        assert found.mark == "kept"
+
 
 class TestRefusals:
     def test_converting_twice(self) -> None:

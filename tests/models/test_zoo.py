@@ -226,6 +226,21 @@ class Padded(nn.Module):
         return x
 
 
+def test_coarse_maps_that_are_rounded_down_keep_their_rate() -> None:
+    """ConvNeXt cuts off what does not fill a patch: 240 × 320 become 7 × 10 at rate 32."""
+    net = mb.convert(timm.create_model("convnext_atto", pretrained=False, depths=(1, 1, 1, 1), dims=(8, 8, 8, 8)))
+    found: dict[str, float] = {}
+    for placed, layer in zip(net.placed, net.layers().values(), strict=True):
+
+        def note(layer: nn.Module, args: tuple[Tensor, mb.Geometry], name: str = placed.name) -> None:
+            found[name] = float(args[1].depth_at(args[0].shape[-2:])[1])
+
+        layer.register_forward_pre_hook(note)
+    net(torch.rand(1, 3, 240, 320), depth=1 + torch.rand(1, 1, 240, 320), focal=260.0)
+    assert found == {placed.name: placed.rate for placed in net.placed}
+    assert max(found.values()) == 32
+
+
 class TestPadding:
     def test_outside_changes_neither_rate_nor_place(self) -> None:
         net = mb.convert(Padded(), where="all")
@@ -260,6 +275,18 @@ class TestPadding:
         itself = mb.convert(nn.Sequential(outside[0], conv), where=["1"])(rgb, depth=depth, focal=60.0)
         actual = mb.convert(outside, where=["2"])(rgb, depth=depth, focal=60.0)
         assert relative_error(actual, itself) < 1e-5
+
+    def test_outside_first_of_columns_and_then_of_rows(self) -> None:
+        rgb, depth = scene(1, 64, 64)
+        once = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ZeroPad2d((2, 1, 0, 1)), nn.Conv2d(4, 4, 3))
+        twice = nn.Sequential(once[0], nn.Sequential(nn.ZeroPad2d((2, 1, 0, 0)), nn.ZeroPad2d((0, 0, 0, 1))), once[2])
+        expected = mb.convert(once, where=["2"])(rgb, depth=depth, focal=60.0)
+        assert relative_error(mb.convert(twice, where=["2"])(rgb, depth=depth, focal=60.0), expected) < 1e-5
+
+    def test_outside_at_no_whole_rate_is_said(self) -> None:
+        model = nn.Sequential(nn.Conv2d(3, 4, 7, 2), nn.Conv2d(4, 4, 7, 2), nn.ZeroPad2d(1), nn.Conv2d(4, 4, 3))
+        with pytest.warns(UserWarning, match="pads a map of .* pixels before 3, at no whole rate"):
+            mb.convert(model, where=["3"])
 
     @pytest.mark.parametrize(("pad", "mode"), [
         (nn.ReflectionPad2d(1), "reflect"), (nn.ReplicationPad2d(1), "replicate"),

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from malleable.models.convert import Converted, Placed, add_depth_input, place
+from malleable.models.convert import Converted, Placed, add_depth_input, check_options, place
 from malleable.models.depth_input import DepthEncoder, Kind
 from malleable.models.stages import Watched
 from malleable.models.watch import watch
@@ -46,6 +46,7 @@ def build(
         raise ValueError(f"stages must be among {STAGES}, each once, got {tuple(stages)}")
     if widths is not None and (len(widths) != len(STAGES) or min(widths) < 1):
         raise ValueError(f"channels must be four positive numbers, of res2 … res5, got {tuple(widths)}")
+    check_options(conv, options)
     features = _create(name, output_stride, widths)
     if multi_grid:
         _dilate(features, multi_grid, name)

@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from inspect import signature
+from typing import Any, SupportsIndex, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,9 @@ REPEATED = {"weight": "weight", "standardise.gain": "gain"}
 Where = str | Sequence[str] | Callable[[str, nn.Conv2d], bool]
 
 _DEFAULT_KERNELS = 3
+
+_OF_CONV2D = frozenset(vars(nn.Conv2d(1, 1, 1, device="meta")))
+"""What every convolution has."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +184,7 @@ def convert(
     """
     if isinstance(model, Converted) or any(isinstance(m, DepthConv2d) for m in model.modules()):
         raise ValueError("model already has depth-seeing convolutions; convert the original network instead")
+    check_options(conv, options)
     if conv is None and depth_input is None:
         return Converted(copy.deepcopy(model))
     seen, failure = None, None
@@ -224,8 +229,6 @@ def place(
     """Put a layer in each of the places ``placed`` of ``model`` itself, which pads maps as was ``seen``."""
     if conv is None:
         return Converted(model, (), depth_input)
-    if conv not in CONVOLUTIONS:
-        raise ValueError(f"conv must be None or one of {', '.join(map(repr, CONVOLUTIONS))}, got {conv!r}")
     check_kernels(conv, kernels)
     if conv != "depth_aware":
         options = {"kernels": kernels, **options}
@@ -236,6 +239,12 @@ def place(
                 f"cannot convert {at.name}: the network pads its input in mode {ran.mode!r}; only zeros can be "
                 "honoured, so leave it out with where=, or have the convolution itself pad with zeros"
             )
+        if seen and ran and any(ran.pads) and seen.padded_at(at.name) is None:
+            warnings.warn(
+                f"the network pads a map of {ran.reads} pixels before {at.name}, at no whole rate of its image, "
+                f"{seen.image}: depth will lie as far beside the features there",
+                stacklevel=3,
+            )
         _replace(model, at.name, CONVOLUTIONS[conv], options)
     net = Converted(model, placed, depth_input)
     if seen:
@@ -244,10 +253,22 @@ def place(
     return net
 
 
+def check_options(conv: str | None, options: Iterable[str]) -> None:
+    """Refuse a ``conv`` that is none, and options that no layer has: beside ``conv=None`` they would do nothing."""
+    if conv is not None and conv not in CONVOLUTIONS:
+        raise ValueError(f"conv must be None or one of {', '.join(map(repr, CONVOLUTIONS))}, got {conv!r}")
+    known = {name for layer in CONVOLUTIONS.values() for name in signature(layer).parameters}
+    unknown = sorted(set(options) - known)
+    if conv is None and unknown:
+        raise TypeError(f"there is no option {', '.join(map(repr, unknown))}")
+
+
 def check_kernels(conv: str | None, kernels: int) -> None:
     """Refuse a number of kernels that ``conv`` cannot have; depth_aware leaves the default of the others aside."""
     if conv == "depth_aware" and kernels not in (1, _DEFAULT_KERNELS):
         raise ValueError(f"kernels must be 1 for conv='depth_aware', which has a single kernel, got {kernels}")
+    if conv is not None and not isinstance(kernels, SupportsIndex):
+        raise ValueError(f"kernels must be a whole number, got {kernels}")
     if conv is not None and kernels < 1:
         raise ValueError(f"kernels must be at least 1, got {kernels}")
 
@@ -337,12 +358,13 @@ def _replace(model: nn.Module, name: str, layer_type: type[DepthConv2d], options
                 raise ValueError(
                     f"cannot convert {name}: it shares its {kind} with {other}; give it one of its own first"
                 )
+    marks = {key: value for key, value in vars(conv2d).items() if type(conv2d) is nn.Conv2d and key not in _OF_CONV2D}
     try:
         layer = _layer_like(cast(nn.Conv2d, conv2d), layer_type, options)
         conv2d.__class__ = type(layer)
     except (TypeError, ValueError) as error:
         raise type(error)(f"cannot convert {name}: {error}") from error
-    conv2d.__dict__ = layer.__dict__
+    conv2d.__dict__ = {**marks, **layer.__dict__}  # what others have marked the convolution with stays
 
 
 def _layer_like(conv2d: nn.Conv2d, layer_type: type[DepthConv2d], options: dict[str, Any]) -> DepthConv2d:

@@ -199,6 +199,8 @@ def deeplabv3plus(
         >>> net(torch.rand(1, 3, 64, 96), depth=1 + torch.rand(1, 1, 64, 96), focal=100.0).shape
         torch.Size([1, 40, 64, 96])
     """
+    if not isinstance(stages, Sequence):
+        raise TypeError(f"stages must be some of {STAGES}, for example [2, 3], got {stages}")
     network = DeepLabV3Plus(
         backbone=backbone,
         num_classes=num_classes,

@@ -6,6 +6,7 @@ import copy
 import math
 import re
 from collections.abc import Iterator
+from operator import add
 from typing import Any, TypeGuard
 
 import torch
@@ -120,10 +121,13 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.seen.adders.add(self.running[-1])
                 if not self.grown:
                     self.seen.sums.add(summed.height)
-        elif func in _PADDING and not self.convolving and len(args[1]) == 4:
-            left, right, top, bottom = args[1]
+        elif func in _PADDING and not self.convolving and len(args[1]) in (2, 4):
+            mode = "zeros" if _PADDING[func] == "constant" and not any(args[2:]) else _PADDING[func]
+            before, other = ((0, 0, 0, 0), mode) if args[0] is not self.padded else (self.pads, self.mode)
+            # Some networks pad columns first, then rows.
+            left, right, top, bottom = map(add, before, (*args[1], 0, 0))
             self.padded, self.pads = result, (left, right, top, bottom)
-            self.mode = "zeros" if _PADDING[func] == "constant" and not any(args[2:]) else _PADDING[func]
+            self.mode = mode if other == "zeros" else other
         elif _enlarges(func, args) and result.shape[-2] > self.smallest * OCTAVE:
             self.grown |= args[0].shape[-2] < self.example.shape[-2]  # but not where the image itself is resized
         return result
