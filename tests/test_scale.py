@@ -63,6 +63,7 @@ NETWORKS: dict[str, Any] = {
     "converted": lambda: mb.convert(lively(Tiny())),
     "converted, relative channel": lambda: mb.convert(lively(Tiny()), depth_input="relative"),
     "converted, relative channel, filled": lambda: mb.convert(lively(Tiny()), depth_input="relative", fill_depth=True),
+    "converted, relative channel, smoothed": lambda: mb.convert(lively(Tiny()), depth_input="relative", smooth_depth=2),
     "2.5D": lambda: mb.convert(lively(Tiny()), "conv25d"),
     "DeepLabv3+": lambda: deeplab("malleable", None),
     "DeepLabv3+, relative channel": lambda: deeplab("malleable", "relative"),

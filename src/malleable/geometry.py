@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Hashable, Sequence
 from math import inf
 from numbers import Real
-from typing import NamedTuple, TypeVar, cast, overload
+from typing import NamedTuple, SupportsIndex, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from malleable.ops.differences import fast_differences
 from malleable.ops.direct import is_transformed
 from malleable.ops.fill import fill
+from malleable.ops.smooth import smooth
 from malleable.ops.window import Pair, Window
 
 T = TypeVar("T")
@@ -87,8 +88,26 @@ class Geometry:
 
         Images without any stay unknown.
         """
-        depth = self.depth.to(torch.promote_types(self.depth.dtype, torch.float32))
-        return self._with(fill(depth, _is_known(depth)))
+        return self.prepared(fill_depth=True)
+
+    def smoothed(self, passes: int = 1) -> Geometry:
+        """Return the same geometry with the median of every 3 × 3 pixels for their depth, so many times over.
+
+        Unknown pixels count as :meth:`filled` would fill them, and stay unknown.
+        """
+        return self.prepared(smooth_depth=passes)
+
+    def prepared(self, fill_depth: bool = False, smooth_depth: int = 0) -> Geometry:
+        """Return it :meth:`filled` if ``fill_depth``, then :meth:`smoothed` by so many passes; itself for neither."""
+        check_smooth_depth(smooth_depth)
+        if not fill_depth and not smooth_depth:
+            return self
+        given = self.depth.to(torch.promote_types(self.depth.dtype, torch.float32))
+        known = _is_known(given)
+        depth = fill(given, known)
+        for _ in range(smooth_depth):
+            depth = smooth(depth)
+        return self._with(depth if fill_depth else torch.where(known, depth, 0.0))
 
     def padded(self, border: Sequence[int]) -> Geometry:
         """Return the same geometry with unknown depth around it: columns left and right, rows above and below."""
@@ -185,6 +204,12 @@ def grid_unit(
     """
     spread = sum(dilation) / 2 if isinstance(dilation, Sequence) else dilation
     return rate * spread * depth / focal
+
+
+def check_smooth_depth(passes: int) -> None:
+    """Refuse a number of passes that cannot be done."""
+    if not isinstance(passes, SupportsIndex) or passes < 0:
+        raise ValueError(f"smooth_depth must be a whole number of passes, 0 for none, got {passes!r}")
 
 
 def _is_known(depth: Tensor) -> Tensor:

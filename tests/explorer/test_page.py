@@ -71,7 +71,7 @@ def values(controls: list[Any]) -> list[Any]:
         Layer(centers=(-2.0, -1.0, 0.0, 1.0, 2.0)),
         Layer(kernels=1, taps=7, centers=(-1.5, 0.2, 1.1), temperature=0.25, scales=(1.0,), invalid="ignore"),
         Layer(kernels=2, rate=64, centers=(-9.0, -0.5, 0.5, 8.0), temperature=11.0, scales=(0.3, 0.7)),
-        Layer("conv25d", kernels=4, dilation=24, fill_depth=True),
+        Layer("conv25d", kernels=4, dilation=24, fill_depth=True, smooth_depth=2),
         Layer("depth_aware", kernels=1, alpha=40.0),
         Layer(centers=(-2.0, -1.0, 0.0, 1.0, 2.0), temperature=3e-5),
     ],
@@ -85,10 +85,10 @@ def test_controls_hold_a_layer_whatever_it_is(layer: Layer) -> None:
 
 
 def test_a_layer_begins_with_the_centers_of_the_paper() -> None:
-    shown = [control for control in controls_of(Layer(kernels=2))[10:] if control.visible]
+    shown = [control for control in controls_of(Layer(kernels=2))[11:] if control.visible]
     assert [slider.value for slider in shown] == [-1.5, -0.5, 0.5, 1.5]
     assert [slider.label for slider in shown] == ["border behind", "center 1", "center 2", "border in front"]
-    assert len(controls_of(Layer(kernels=2))) == 10 + MOST_KERNELS + 2
+    assert len(controls_of(Layer(kernels=2))) == 11 + MOST_KERNELS + 2
 
 
 def test_faults_are_read_in_percent() -> None:

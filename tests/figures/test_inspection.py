@@ -233,3 +233,12 @@ def test_unknown_depth_is_filled_as_the_network_does() -> None:
     geometry = Geometry(holed[None, None], FOCAL).filled()
     whole = sample_of(geometry.depth[0, 0])
     assert np.allclose(filled, neighbours(seen(layer, 1), whole, (8, 8)).g)
+
+
+def test_depth_is_smoothed_as_the_network_does() -> None:
+    depth = 1 + torch.rand(16, 16, generator=torch.Generator().manual_seed(0))
+    layer = MalleableConv2d(1, 1, 3, padding=1)
+    smoothed = neighbours(Seeing("layer", "res2", 1, layer, smooth_depth=2), sample_of(depth), (8, 8)).g
+    already = sample_of(Geometry(depth[None, None], FOCAL).smoothed(2).depth[0, 0])
+    assert np.allclose(smoothed, neighbours(seen(layer, 1), already, (8, 8)).g)
+    assert not np.allclose(smoothed, neighbours(seen(layer, 1), sample_of(depth), (8, 8)).g, atol=1e-3)

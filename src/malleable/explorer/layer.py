@@ -25,7 +25,8 @@ class Layer:
 
     ``centers`` (K + 2,), ``temperature`` and ``scales`` (K,) are those of malleable convolution, ``alpha`` that of the
     depth-aware one, which has one kernel. ``taps`` are those of one side of the window. ``invalid`` says what a tap
-    without depth counts as, ``fill_depth`` that its depth is interpolated first.
+    without depth counts as, ``fill_depth`` that its depth is interpolated first, and ``smooth_depth`` how many medians
+    depth passes.
     """
 
     conv: str = "malleable"
@@ -39,6 +40,7 @@ class Layer:
     alpha: float = 8.3
     invalid: Invalid = "same"
     fill_depth: bool = False
+    smooth_depth: int = 0
 
     @classmethod
     def of(cls, seeing: Seeing) -> Layer:
@@ -49,7 +51,8 @@ class Layer:
         if layer.kernels > MOST_KERNELS:
             raise ValueError(f"{seeing.title} has {layer.kernels} kernels; at most {MOST_KERNELS} can be shown")
         window = (layer.kernels, layer.kernel_size[0], layer.dilation[0], seeing.rate)
-        known = cls("conv25d", *window, invalid=layer.invalid, fill_depth=seeing.fill_depth)
+        prepared: dict[str, Any] = {"fill_depth": seeing.fill_depth, "smooth_depth": seeing.smooth_depth}
+        known = cls("conv25d", *window, invalid=layer.invalid, **prepared)
         if isinstance(layer, DepthAwareConv2d):
             return replace(known, conv="depth_aware", alpha=layer.alpha)
         if isinstance(layer, MalleableConv2d):
@@ -115,7 +118,7 @@ def look(layer: Layer, sample: Sample, pixel: tuple[int, int]) -> Seen:
     columns, rows = (part.ravel() for part in np.meshgrid(x + offsets, y + offsets))
     inside = (columns >= 0) & (columns < width) & (rows >= 0) & (rows < height)
     depth = torch.zeros(layer.taps**2)
-    metres = geometry_of(sample, layer.fill_depth).depth[0, 0]
+    metres = geometry_of(sample, layer.fill_depth, layer.smooth_depth).depth[0, 0]
     depth[torch.from_numpy(inside)] = metres[torch.from_numpy(rows[inside]), torch.from_numpy(columns[inside])]
     # The window as a map of its own: one step there is so many pixels here, so its focal length is as much smaller.
     size = (layer.taps, layer.taps)

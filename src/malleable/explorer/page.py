@@ -28,6 +28,7 @@ _RANGES = {
     "taps": (3, 9),
     "dilation": (1, 16),
     "rate": (1, 32),
+    "smooth_depth": (0, 5),
 }
 _FAULTS = (
     ("depth ×", 0.1, 10, 1, 0.1),
@@ -53,6 +54,7 @@ class Controls:
     alpha: gr.Slider
     invalid: gr.Radio
     fill_depth: gr.Checkbox
+    smooth_depth: gr.Slider
     scales: gr.State
     centers: list[gr.Slider]
 
@@ -78,23 +80,27 @@ class Controls:
                 rate = slider("rate", "rate of its map")
             invalid = gr.Radio(["same", "uniform", "ignore"], value="same", label="without depth a neighbour counts as")
             fill_depth = gr.Checkbox(label="unknown depth is filled before")
-        return cls(start, conv, kernels, taps, dilation, rate, temperature, alpha, invalid, fill_depth, scales, centers)
+            smooth_depth = slider("smooth_depth", "medians that depth passes before")
+        return cls(
+            start, conv, kernels, taps, dilation, rate, temperature, alpha, invalid, fill_depth, smooth_depth, scales,
+            centers,
+        )  # fmt: skip
 
     @property
     def all(self) -> list[Any]:
         """List them, but for what they may start from."""
         return [
             self.conv, self.kernels, self.taps, self.dilation, self.rate, self.temperature, self.alpha, self.invalid,
-            self.fill_depth, self.scales, *self.centers,
+            self.fill_depth, self.smooth_depth, self.scales, *self.centers,
         ]  # fmt: skip
 
 
 def layer_of(values: Sequence[Any]) -> Layer:
     """Make a layer of the values of ``Controls.all``."""
-    conv, kernels, taps, dilation, rate, temperature, alpha, invalid, fill_depth, scales, *centers = values
+    conv, kernels, taps, dilation, rate, temperature, alpha, invalid, fill, smooth, scales, *centers = values
     kernels = 1 if conv == "depth_aware" else int(kernels)
     window = (int(taps), int(dilation), int(rate))
-    layer = Layer(conv, kernels, *window, alpha=alpha, invalid=invalid, fill_depth=fill_depth)
+    layer = Layer(conv, kernels, *window, alpha=alpha, invalid=invalid, fill_depth=fill, smooth_depth=int(smooth))
     if conv != "malleable":
         return layer
     return replace(layer, temperature=temperature, scales=tuple(scales), centers=tuple(centers[: kernels + 2]))
@@ -114,6 +120,7 @@ def controls_of(layer: Layer) -> list[Any]:
         _slider("alpha", layer.alpha, visible=aware),
         layer.invalid,
         layer.fill_depth,
+        _slider("smooth_depth", layer.smooth_depth),
         layer.scales,
         *centers,
         *[gr.Slider(visible=False)] * (MOST_KERNELS + 2 - len(centers)),

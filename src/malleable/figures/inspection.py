@@ -31,6 +31,7 @@ class Seeing(Placed):
     rate: int
     layer: DepthConv2d
     fill_depth: bool = False
+    smooth_depth: int = 0
 
     @property
     def title(self) -> str:
@@ -51,7 +52,14 @@ def seeing_layers(net: nn.Module) -> list[Seeing]:
     There are none in an RGB baseline.
     """
     found = [
-        Seeing(placed.name, placed.stage or placed.name, int(placed.rate), layer, converted.fill_depth)
+        Seeing(
+            placed.name,
+            placed.stage or placed.name,
+            int(placed.rate),
+            layer,
+            converted.fill_depth,
+            converted.smooth_depth,
+        )
         for converted in net.modules()
         if isinstance(converted, Converted)
         for placed, layer in zip(converted.placed, converted.layers().values(), strict=True)
@@ -135,8 +143,10 @@ def kernel_shares(layers: Sequence[Seeing], samples: Iterable[Sample]) -> list[t
     layer's ``invalid`` says.
     """
     sums = [torch.zeros(seeing.layer.kernels, dtype=torch.float64) for seeing in layers]
+    fill = any(seeing.fill_depth for seeing in layers)  # all of one network
+    smooth = max((seeing.smooth_depth for seeing in layers), default=0)
     for sample in samples:
-        geometry = geometry_of(sample, any(seeing.fill_depth for seeing in layers))
+        geometry = geometry_of(sample, fill, smooth)
         for total, seeing in zip(sums, layers, strict=True):
             _, g, inside, _ = _assignment(seeing, geometry)
             total += (g * inside).sum((0, 2, 3, 4), dtype=torch.float64)
@@ -183,7 +193,7 @@ def neighbours(seeing: Seeing, sample: Sample, pixel: tuple[int, int] | None = N
     By default where neighbours differ most in which kernel takes them, of the pixels whose whole window lies on the map
     and has depth; if there is none, of those whose window lies on the map.
     """
-    window, *parts = _assignment(seeing, geometry_of(sample, seeing.fill_depth))
+    window, *parts = _assignment(seeing, geometry_of(sample, seeing.fill_depth, seeing.smooth_depth))
     g, inside, known = (part[0] for part in parts)  # (K, taps, Hout, Wout), (1, …)
     height, width = g.shape[-2:]
     left, _, top, _ = window.padding
@@ -212,10 +222,10 @@ def neighbours(seeing: Seeing, sample: Sample, pixel: tuple[int, int] | None = N
     )
 
 
-def geometry_of(sample: Sample, fill: bool) -> Geometry:
-    """Give a network what it sees of the depth of ``sample``, with holes filled if it fills them."""
+def geometry_of(sample: Sample, fill_depth: bool, smooth_depth: int) -> Geometry:
+    """Give a network what it sees of the depth of ``sample``, filled and smoothed if it does so."""
     geometry = Geometry(sample.depth.as_subclass(Tensor)[None], sample.camera.focal)
-    return geometry.filled() if fill else geometry
+    return geometry.prepared(fill_depth, smooth_depth)
 
 
 def _numpy(tensor: Tensor) -> Array:

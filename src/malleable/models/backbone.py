@@ -69,10 +69,10 @@ def build(
 
 
 def build_depth_encoder(
-    kind: Kind, name: str, output_stride: int, widths: Sequence[int] | None, fill_depth: bool
+    kind: Kind, name: str, output_stride: int, widths: Sequence[int] | None, fill_depth: bool, smooth_depth: int
 ) -> DepthEncoder:
     """Build the same timm network for a channel of depth, see :func:`build`."""
-    return DepthEncoder(kind, _create(name, output_stride, widths, in_chans=1), fill_depth)
+    return DepthEncoder(kind, _create(name, output_stride, widths, in_chans=1), fill_depth, smooth_depth)
 
 
 def load(network: Converted, name: str, pretrained: bool | str | Path, widths: Sequence[int] | None = None) -> None:

@@ -13,7 +13,7 @@ from typing import Any, SupportsIndex, cast
 import torch
 from torch import Tensor, nn
 
-from malleable.geometry import Geometry
+from malleable.geometry import Geometry, check_smooth_depth
 from malleable.layers import Conv25d, DepthAwareConv2d, DepthConv2d, MalleableConv2d
 from malleable.models.depth_input import DepthInput, Kind
 from malleable.models.own_forward import plain_inside
@@ -56,6 +56,7 @@ class Converted(nn.Module):
 
     missed: tuple[float, ...] = ()  # rates of the network on its way down at which no layer was placed
     fill_depth = False  # unknown depth is interpolated before anything sees it
+    smooth_depth = 0  # and depth passed through so many medians
 
     def __init__(self, model: nn.Module, placed: Iterable[Placed] = (), depth_input: DepthInput | None = None) -> None:
         super().__init__()
@@ -97,8 +98,7 @@ class Converted(nn.Module):
         if image is not None and image.shape[-2:] != depth.shape[-2:]:  # rates would be wrong
             resolution, given = tuple(image.shape[-2:]), tuple(depth.shape[-2:])
             raise ValueError(f"depth must have the resolution of the image, {resolution}, got {given}")
-        geometry = Geometry(depth, focal)
-        return geometry.filled() if self.fill_depth else geometry
+        return Geometry(depth, focal).prepared(self.fill_depth, self.smooth_depth)
 
     def run(self, geometry: Geometry | None, *args: Any, **kwargs: Any) -> Any:
         """Return the model's own output for its own arguments, while its layers see ``geometry``."""
@@ -150,6 +150,7 @@ def convert(
     depth_input: Kind | None = None,
     *,
     fill_depth: bool = False,
+    smooth_depth: int = 0,
     example: Tensor | None = None,
     **options: Any,
 ) -> Converted:
@@ -170,6 +171,8 @@ def convert(
             ``conv``, None included.
         fill_depth: interpolate unknown depth from what is known around it, as :meth:`malleable.Geometry.filled` does.
             Images without any depth stay as they are.
+        smooth_depth: passes of a median over every 3 × 3 pixels of depth, against noise, see
+            :meth:`malleable.Geometry.smoothed`.
         example: image batch (N, C, H, W) to find stages and rates with, if no blank one of 128 × 128, of the size that
             the network names itself, of 224 × 224 or 256 × 256 suits it.
         options: for the layers, for example ``temperature=2.0`` or ``invalid="ignore"``.
@@ -185,6 +188,7 @@ def convert(
     if isinstance(model, Converted) or any(isinstance(m, DepthConv2d) for m in model.modules()):
         raise ValueError("model already has depth-seeing convolutions; convert the original network instead")
     check_options(conv, options)
+    check_smooth_depth(smooth_depth)
     if conv is None and depth_input is None:
         return Converted(copy.deepcopy(model))
     seen, failure = None, None
@@ -196,7 +200,7 @@ def convert(
     placed = [Placed(name, None, seen.rate(name) if seen else None) for name in names]
     kind, model = type(model).__name__, copy.deepcopy(model)
     net = place(model, placed, conv, kernels, options, add_depth_input(depth_input, model, seen, failure), seen)
-    net.fill_depth = fill_depth
+    net.fill_depth, net.smooth_depth = fill_depth, smooth_depth
     idle = [name for name in names if seen and name not in seen.convolutions]
     if idle:
         warnings.warn(

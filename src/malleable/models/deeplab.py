@@ -12,6 +12,7 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from malleable.geometry import check_smooth_depth
 from malleable.models.backbone import STAGES, build, build_depth_encoder, load
 from malleable.models.depth_input import Kind
 from malleable.models.merge import ConvNormAct, Merge, ReleasedMerge, Upsample, resize
@@ -45,6 +46,7 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
         channels: Sequence[int] | None = None,
         depth_encoder: Kind | None = None,
         fill_depth: bool = False,
+        smooth_depth: int = 0,
         **options: Any,
     ) -> None:
         # Importing torchvision takes longer than importing this whole package.
@@ -73,6 +75,7 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
             "channels": channels,
             "depth_encoder": depth_encoder,
             "fill_depth": fill_depth,
+            "smooth_depth": smooth_depth,
             **options,
         }
         self.backbone, found = build(
@@ -86,11 +89,12 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
             options,
             _MULTI_GRID if released else (),
         )
-        self.backbone.fill_depth = fill_depth
+        check_smooth_depth(smooth_depth)
+        self.backbone.fill_depth, self.backbone.smooth_depth = fill_depth, smooth_depth
         self.depth_encoder = (
             None
             if depth_encoder is None
-            else build_depth_encoder(depth_encoder, backbone, output_stride, channels, fill_depth)
+            else build_depth_encoder(depth_encoder, backbone, output_stride, channels, fill_depth, smooth_depth)
         )
         self.auxiliary: nn.Module | None = None
         if released:
@@ -167,6 +171,7 @@ def deeplabv3plus(
     channels: Sequence[int] | None = None,
     depth_encoder: Kind | None = None,
     fill_depth: bool = False,
+    smooth_depth: int = 0,
     **options: Any,
 ) -> DeepLabV3Plus:
     """Build DeepLabv3+ (paper, 4.2): ASPP 6/12/18 (twice that at output stride 8), 48-channel skip, two 3×3 of 256.
@@ -190,7 +195,7 @@ def deeplabv3plus(
         channels: of res2 … res5, for a narrower backbone where timm's takes ``channels`` (its ResNets do).
         depth_encoder: a second backbone for depth, ``"metric"`` or ``"relative"``, whose maps are added to those of the
             first: the usual way, at twice the cost, to compare with. It starts at random.
-        fill_depth: interpolate unknown depth, see :func:`malleable.convert`.
+        fill_depth, smooth_depth: interpolate unknown depth, and take medians of depth, see :func:`malleable.convert`.
         options: for the layers, for example ``temperature=2.0``.
 
     Example:
@@ -215,6 +220,7 @@ def deeplabv3plus(
         channels=None if channels is None else tuple(channels),
         depth_encoder=depth_encoder,
         fill_depth=fill_depth,
+        smooth_depth=smooth_depth,
         **options,
     )
     load(network.backbone, backbone, pretrained, channels)

@@ -125,18 +125,18 @@ class DepthEncoder(nn.Module):
     Args:
         kind: see :func:`depth_channel`.
         net: maps (N, 1, H, W) to a list of maps.
-        fill_depth: see :func:`malleable.convert`.
+        fill_depth, smooth_depth: see :func:`malleable.convert`.
     """
 
-    def __init__(self, kind: Kind, net: nn.Module, fill_depth: bool = False) -> None:
+    def __init__(self, kind: Kind, net: nn.Module, fill_depth: bool = False, smooth_depth: int = 0) -> None:
         super().__init__()
         _check(kind, "depth_encoder")
-        self.kind, self.net, self.fill_depth = kind, net, fill_depth
+        self.kind, self.net, self.fill_depth, self.smooth_depth = kind, net, fill_depth, smooth_depth
 
     def forward(self, depth: Tensor) -> list[Tensor]:
         """Return the maps of ``depth`` (N, 1, H, W) metres, finest first."""
-        geometry = Geometry(depth, 1.0)
-        known, _ = (geometry.filled() if self.fill_depth else geometry).depth_at(depth.shape[-2:])
+        geometry = Geometry(depth, 1.0).prepared(self.fill_depth, self.smooth_depth)
+        known, _ = geometry.depth_at(depth.shape[-2:])
         maps: list[Tensor] = self.net(depth_channel(known, self.kind).to(next(self.net.parameters()).dtype))
         return maps
 

@@ -32,6 +32,7 @@ class ModelConfig:
             layers alone.
         depth_encoder: a second backbone for depth, metric or relative, whose maps are added; null has none.
         fill_depth: unknown depth is interpolated from what is known around it.
+        smooth_depth: passes of a median over 3 × 3 pixels of depth, against noise; 0 takes depth as it is.
         width: channels of ASPP and decoder.
         skip: channels of the skip from res2.
         channels: of res2 … res5, for a narrower backbone; null takes the backbone's own.
@@ -56,6 +57,7 @@ class ModelConfig:
     depth_input: Literal["metric", "relative"] | None = None
     depth_encoder: Literal["metric", "relative"] | None = None
     fill_depth: bool = False
+    smooth_depth: int = 0
     width: int = 256
     skip: int = 48
     channels: tuple[int, ...] | None = None
@@ -317,6 +319,7 @@ def build_network(
             pretrained=weights,
             trust=trust,
             fill_depth=config.fill_depth,
+            smooth_depth=config.smooth_depth,
             **config.layer_options(),
         )
     return deeplabv3plus(
@@ -332,5 +335,6 @@ def build_network(
         channels=config.channels,
         depth_encoder=config.depth_encoder,
         fill_depth=config.fill_depth,
+        smooth_depth=config.smooth_depth,
         **config.layer_options(),
     )
