@@ -37,6 +37,18 @@ def test_noise_has_its_deviation_and_makes_nothing_known() -> None:
     assert float((noisy - depth)[:, 50:].std()) == pytest.approx(0.06, rel=0.05)
 
 
+def test_wide_noise_has_its_deviation_too_and_neighbours_share_it() -> None:
+    depth = torch.full((1, 201, 203), 4.0)
+    wide, single = (
+        noise(depth, relative=0.01, random=torch.Generator().manual_seed(0), width=width) - depth for width in (4, 1)
+    )
+    for found in (wide, single):
+        assert float(found.std()) == pytest.approx(0.04, rel=0.05)
+    step, far = (float((wide[..., gap:] - wide[..., :-gap]).std()) for gap in (1, 12))
+    assert step < 0.5 * far
+    assert float((single[..., 1:] - single[..., :-1]).std()) == pytest.approx(far, rel=0.1)
+
+
 def test_every_stress_is_the_same_whenever_it_is_read() -> None:
     for stress in STRESSES:
         data = Stressed(SCENES, stress)

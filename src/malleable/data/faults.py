@@ -37,10 +37,21 @@ def scattered(depth: Tensor, share: float, random: torch.Generator | None = None
     return torch.where(torch.rand(depth.shape, generator=random) < share, 0.0, depth)
 
 
-def noise(depth: Tensor, metres: float = 0.0, relative: float = 0.0, random: torch.Generator | None = None) -> Tensor:
-    """Add independent noise of a standard deviation of ``metres``, or of a part of the depth, to each known pixel."""
-    deviation = metres + relative * depth
-    noisy = depth + deviation * torch.randn(depth.shape, generator=random)
+def noise(
+    depth: Tensor, metres: float = 0.0, relative: float = 0.0, random: torch.Generator | None = None, width: int = 1
+) -> Tensor:
+    """Add noise of a standard deviation of ``metres``, or of a part of the depth (1, H, W), to each known pixel.
+
+    It is independent from pixel to pixel, or, with a ``width``, shared by neighbours about so many pixels apart.
+    """
+    if width == 1:
+        drawn = torch.randn(depth.shape, generator=random)
+    else:
+        rows, columns = depth.shape[-2:]
+        grid = torch.randn(1, 1, rows // width + 2, columns // width + 2, generator=random)
+        drawn = F.interpolate(grid, size=(rows, columns), mode="bicubic")[0]
+        drawn = drawn / drawn.std()
+    noisy = depth + (metres + relative * depth) * drawn
     return torch.where(depth > 0, noisy.clamp(min=1e-3), 0.0)
 
 
@@ -155,6 +166,12 @@ STRESSES: Sequence[Stress] = (
     Stress("8 bits, nearest to farthest", "8 bits", 1, _on_depth(partial(_eight_bits, shift=True))),
     Stress("noise of 2 cm", "noise in metres", 0.02, _on_depth(lambda d, random: noise(d, metres=0.02, random=random))),
     Stress("noise of 2 %", "noise", 0.02, _on_depth(lambda d, random: noise(d, relative=0.02, random=random))),
+    Stress(
+        "noise of 2 %, 4 pixels wide",
+        "wide noise",
+        0.02,
+        _on_depth(lambda d, random: noise(d, relative=0.02, random=random, width=4)),
+    ),
     Stress("noise of a Kinect", "sensor", 0, partial(_sensor, stereo_rig=False)),
     Stress("noise of a stereo rig", "sensor", 1, partial(_sensor, stereo_rig=True)),
     *(
