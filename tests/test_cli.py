@@ -41,6 +41,17 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert error.count("\n") == 1
 
 
+def test_an_error_without_words_is_a_sentence_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def starve(*_: object) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr("malleable.commands.check.splits_of", starve)
+    assert cli.main(["check", "rooms"]) == 1
+    assert capsys.readouterr().err == "malleable check: there is not enough memory\n"
+
+
 def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

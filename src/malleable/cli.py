@@ -87,7 +87,8 @@ def _main(arguments: list[str]) -> int:
         print(f"malleable {verb}: stopped", file=sys.stderr)
         return _STOPPED
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
-        print(f"malleable {verb}: {error}", file=sys.stderr)
+        wordless = "there is not enough memory" if isinstance(error, MemoryError) else type(error).__name__
+        print(f"malleable {verb}: {str(error) or wordless}", file=sys.stderr)
         return 1
 
 

@@ -86,7 +86,7 @@ def doctor(device: str | None = None, rounds: int = 5) -> int:
                         if not unable_to:
                             wrong += 1
                             lines.append([name, engine, place, short, "FAILED", "", ""])
-                        unable.setdefault(f"{engine} on {place}: {reason}")
+                        unable.setdefault(f"{engine} on {place}: {reason or type(raised).__name__}")
                         continue
                     pairs = [pair for found in results for pair in zip(found, expected, strict=True)]
                     error = float(torch.tensor([_distance(*pair) for pair in pairs]).max())  # Python's loses a NaN
