@@ -44,6 +44,14 @@ def test_runs_are_named_without_a_flag(shown: dict[str, Any], tmp_path: Path) ->
     assert shown["explorer"].sources["synthetic-rooms"].items[0].load().camera.size == (120, 160)
 
 
+def test_links_keep_their_names_and_a_run_given_twice_is_one(shown: dict[str, Any], tmp_path: Path) -> None:
+    run = write_run(tmp_path / "exp_17")
+    (tmp_path / "best").symlink_to(run, target_is_directory=True)
+    named = [str(tmp_path / "best"), str(run), f"{run}/"]
+    assert cli.main(["explore", *named, "--data", "rooms", "--device", "cpu"]) == 0
+    assert list(shown["explorer"].networks) == ["best", "exp_17"]
+
+
 def test_data_and_images_go_before_synthetic_scenes(shown: dict[str, Any], folder: Any) -> None:
     root = folder()
     photo = str(root / "images" / "a.png")

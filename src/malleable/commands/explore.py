@@ -9,6 +9,7 @@ import time
 import webbrowser
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from os.path import abspath
 from pathlib import Path
 
 from malleable.data.loose import Flags, find_items
@@ -69,7 +70,7 @@ def explore(
     if image is not None:
         depth_file, camera_file = (None if name is None else Path(name) for name in (depth, camera))
         items = find_items([image], None, Flags(depth_file, unit, camera_file, focal))
-        sources[Path(image).resolve().name] = Source(items)
+        sources[Path(abspath(image)).name] = Source(items)
     dataset = _dataset(data, split, next(iter(networks.values()), None))
     if dataset is not None:
         name = dataset.name if dataset.name not in sources else f"{dataset.name}, the data set"
@@ -108,9 +109,9 @@ def _require_gradio() -> None:
 
 def _named(runs: Sequence[str]) -> dict[str, str]:
     """Give each run the shortest name that is its own: that of its folder, else all of its path."""
-    short = [Path(run).resolve().name for run in dict.fromkeys(runs)]
-    runs = list(dict.fromkeys(runs))
-    return {name if short.count(name) == 1 else run: run for name, run in zip(short, runs, strict=True)}
+    folders = {abspath(run): run for run in runs}
+    short = [Path(folder).name for folder in folders]
+    return {name if short.count(name) == 1 else run: run for name, run in zip(short, folders.values(), strict=True)}
 
 
 def _dataset(data: str | None, split: str | None, trained: Trained | None) -> SampleDataset | None:
