@@ -147,9 +147,16 @@ def test_refusals(arguments: Any, message: str) -> None:
         DepthEstimator(lambda image: {}, **arguments)
 
 
+def test_near_and_far_may_be_an_array() -> None:
+    assert DepthEstimator(lambda image: {}, "disparity", np.array([1, 5])).near_far == (1.0, 5.0)  # type: ignore[arg-type]
+
+
 def test_an_answer_without_depth_is_named() -> None:
     estimator = DepthEstimator(lambda image: torch.ones(24, 32), "metric")
     with pytest.raises(TypeError, match=r"must give a dict with predicted_depth, \(H, W\), got Tensor"):
+        estimator(DATA[0].image.as_subclass(Tensor))
+    estimator = DepthEstimator(lambda image: {"depth": torch.ones(24, 32)}, "metric")
+    with pytest.raises(TypeError, match=r"got one with depth$"):
         estimator(DATA[0].image.as_subclass(Tensor))
 
 

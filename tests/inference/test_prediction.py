@@ -148,6 +148,7 @@ def test_unknown_depth_may_be_nan_or_negative_or_masked(masked: bool, trained: T
         (IMAGE.astype(np.float32), DEPTH, {}, "must lie in 0..1, got 11 to 199; .*as uint8"),
         (IMAGE.astype(np.int64), DEPTH, {}, "must be uint8, or floating-point from 0 to 1, got torch.int64"),
         ([IMAGE, IMAGE], [DEPTH], {}, "depth must be one for each of the 2 images, got 1"),
+        ([IMAGE] * 3, [DEPTH] * 3, {"focal": "525"}, "focal must be one for each of the 3 images, got one str"),
         (IMAGE, DEPTH, {"scales": ()}, "scales must be positive"),
         (IMAGE, DEPTH, {"scales": 0.5}, r"scales must be a sequence such as \(0\.75, 1\.0\), got 0\.5"),
         (IMAGE, DEPTH, {"window": 32}, r"window must be a sequence such as \(480, 640\), got 32"),

@@ -51,9 +51,13 @@ class DepthEstimator:
         if kind is not None and kind not in get_args(Kind):
             raise ValueError(f"kind must be None or one of {', '.join(map(repr, get_args(Kind)))}, got {kind!r}")
         if near_far is not None:
-            pair = isinstance(near_far, tuple | list) and len(near_far) == 2
-            if not pair or not 0 < near_far[0] < near_far[1]:
+            try:
+                near, far = map(float, near_far)
+            except (TypeError, ValueError):
+                near, far = 0.0, 0.0
+            if not 0 < near < far:
                 raise ValueError(f"near_far must be two positive depths, the nearer first, got {near_far}")
+            near_far = near, far
         self.name = getattr(model, "__name__", type(model).__name__) if callable(model) else str(model)
         self._pipeline: Any = model if callable(model) else _pipeline(self.name, device)
         self._lock = threading.Lock()
@@ -91,7 +95,8 @@ class DepthEstimator:
         with self._lock, torch.no_grad():
             found = self._pipeline(picture)
         if not isinstance(found, Mapping) or "predicted_depth" not in found:
-            raise TypeError(f"{self.name} must give a dict with predicted_depth, (H, W), got {type(found).__name__}")
+            got = f"one with {', '.join(map(str, found))}" if isinstance(found, Mapping) else type(found).__name__
+            raise TypeError(f"{self.name} must give a dict with predicted_depth, (H, W), got {got}")
         estimate = torch.as_tensor(found["predicted_depth"])
         estimate = estimate.float().cpu()
         if tuple(estimate.shape) != tuple(image.shape[1:]):

@@ -182,7 +182,7 @@ def _each(name: str, value: Any, count: int) -> Sequence[Any]:
     """Give each image of a batch its own ``value``; a camera or a focal length may be that of all."""
     if value is None or isinstance(value, int | float | Camera | Mapping) or getattr(value, "ndim", 1) == 0:
         return [value] * count
-    if not hasattr(value, "__len__"):
+    if isinstance(value, str) or not hasattr(value, "__len__"):
         raise TypeError(f"{name} must be one for each of the {count} images, got one {type(value).__name__}")
     if len(value) != count:
         raise ValueError(f"{name} must be one for each of the {count} images, got {len(value)}")
