@@ -40,17 +40,14 @@ def scattered(depth: Tensor, share: float, random: torch.Generator | None = None
 def noise(
     depth: Tensor, metres: float = 0.0, relative: float = 0.0, random: torch.Generator | None = None, width: int = 1
 ) -> Tensor:
-    """Add noise of a standard deviation of ``metres``, or of a part of the depth (1, H, W), to each known pixel.
+    """Add noise to each known pixel of depth (…, H, W): its standard deviation is ``metres`` and a part of the depth.
 
-    It is independent from pixel to pixel, or, with a ``width``, shared by neighbours about so many pixels apart.
+    It is independent from pixel to pixel, or, with a ``width``, the more alike the less than that two pixels are apart.
     """
-    if width == 1:
-        drawn = torch.randn(depth.shape, generator=random)
-    else:
-        rows, columns = depth.shape[-2:]
-        grid = torch.randn(1, 1, rows // width + 2, columns // width + 2, generator=random)
-        drawn = F.interpolate(grid, size=(rows, columns), mode="bicubic")[0]
-        drawn = drawn / drawn.std()
+    *batch, rows, columns = depth.shape
+    drawn = torch.randn(*batch, rows + width - 1, columns + width - 1, generator=random)
+    if width > 1:  # the mean of n numbers has a deviation of 1 / √n
+        drawn = F.avg_pool2d(drawn, width, stride=1) * width
     noisy = depth + (metres + relative * depth) * drawn
     return torch.where(depth > 0, noisy.clamp(min=1e-3), 0.0)
 
