@@ -123,6 +123,15 @@ def test_a_network_that_fills_depth_is_shown_with_filled_depth() -> None:
     assert look(replace(described, fill_depth=False), SAMPLE, (x, y)).depth[4] == 0
 
 
+def test_a_network_that_smooths_depth_is_shown_with_smoothed_depth() -> None:
+    described = Layer.of(Seeing("conv1", "res2", 1, MalleableConv2d(1, 1, 3, padding=1), smooth_depth=2))
+    geometry = Geometry(SAMPLE.depth.as_subclass(Tensor)[None], SAMPLE.camera.focal)
+    smoothed, given = geometry.smoothed(2).depth[0, 0], geometry.depth[0, 0]
+    (y, x) = ((smoothed - given).abs() > 0.001).nonzero()[0].tolist()
+    assert look(described, SAMPLE, (x, y)).depth[4] == smoothed[y, x]
+    assert look(replace(described, smooth_depth=0), SAMPLE, (x, y)).depth[4] == given[y, x]
+
+
 @pytest.mark.parametrize(
     ("layer", "words"),
     [

@@ -22,7 +22,7 @@ gr = pytest.importorskip("gradio")
 
 from malleable.explorer.explorer import Explorer, Source  # noqa: E402
 from malleable.explorer.layer import MOST_KERNELS, Layer  # noqa: E402
-from malleable.explorer.page import controls_of, fault_of, layer_of  # noqa: E402
+from malleable.explorer.page import build, controls_of, fault_of, layer_of  # noqa: E402
 from malleable.explorer.scenes import Fault, items_of  # noqa: E402
 from malleable.explorer.server import served  # noqa: E402
 
@@ -93,6 +93,17 @@ def test_a_layer_begins_with_the_centers_of_the_paper() -> None:
 
 def test_faults_are_read_in_percent() -> None:
     assert fault_of([2.0, 0.5, 5.0, 3.0, 25.0]) == Fault(2.0, 0.5, 0.05, 3, 0.25)
+
+
+def test_every_control_of_a_layer_is_listened_to() -> None:
+    data = scenes()
+    page = build(Explorer({"rooms": Source(items_of(data), data.classes)}, {}, {"one": Layer()}))
+    controls = {block.label: number for number, block in page.blocks.items() if getattr(block, "label", None)}
+    heard = {number for listener in page.fns.values() for number, event in listener.targets if event == "input"}
+    layer = {"convolution", "kernels K", "temperature", "α per metre", "taps of a side", "dilation", "rate of its map"}
+    before = {"unknown depth is filled before", "medians that depth passes before"}
+    for label in layer | before | {"without depth a neighbour counts as"}:
+        assert controls[label] in heard, label
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,8 @@ class Scene:
     def of(cls, sample: Sample, layer: Layer) -> Scene:
         """Begin with ``sample``, at a pixel whose neighbours ``layer`` takes apart."""
         module = layer.module(layer.dilation, layer.taps // 2 * layer.dilation)
-        return cls(sample, sample, neighbours(Seeing("", "", layer.rate, module), sample).pixel)
+        seeing = Seeing("", "", layer.rate, module, layer.fill_depth, layer.smooth_depth)
+        return cls(sample, sample, neighbours(seeing, sample).pixel)
 
     def spoilt(self, fault: Fault, focal: float) -> Scene:
         """Show it with something wrong with its depth, and with a focal length."""

@@ -259,9 +259,10 @@ def build(explorer: Explorer) -> gr.Blocks:
         show.click(handed, [image, depth, unit, length, *controls.all], [wrong, *outputs]).then(**labelled)
         views.select(clicked, [scene, *controls.all], [scene, views], **_FAST)
         changed = [scene, *controls.all]
-        for setting in (*controls.all[2:9], *controls.centers):
+        regrouping = (controls.conv, controls.kernels)
+        for setting in (control for control in controls.all if control not in (*regrouping, controls.scales)):
             setting.input(looked, changed, views, **_FAST)
-        for grouping in (controls.conv, controls.kernels):
+        for grouping in regrouping:
             grouping.input(regrouped, changed, [*controls.all, views], **_FAST)
         controls.start.input(began, [scene, controls.start], [*controls.all, views], **_FAST)
         focal.input(refocused, [scene, focal, *controls.all], [scene, views], **_FAST)

@@ -143,12 +143,13 @@ def kernel_shares(layers: Sequence[Seeing], samples: Iterable[Sample]) -> list[t
     layer's ``invalid`` says.
     """
     sums = [torch.zeros(seeing.layer.kernels, dtype=torch.float64) for seeing in layers]
-    fill = any(seeing.fill_depth for seeing in layers)  # all of one network
-    smooth = max((seeing.smooth_depth for seeing in layers), default=0)
     for sample in samples:
-        geometry = geometry_of(sample, fill, smooth)
+        prepared: dict[tuple[bool, int], Geometry] = {}
         for total, seeing in zip(sums, layers, strict=True):
-            _, g, inside, _ = _assignment(seeing, geometry)
+            key = seeing.fill_depth, seeing.smooth_depth
+            if key not in prepared:
+                prepared[key] = geometry_of(sample, *key)
+            _, g, inside, _ = _assignment(seeing, prepared[key])
             total += (g * inside).sum((0, 2, 3, 4), dtype=torch.float64)
     shares = []
     for total, seeing in zip(sums, layers, strict=True):
