@@ -6,6 +6,7 @@ import copy
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -354,6 +355,9 @@ def test_pooling_flat_depth_is_average_pooling(kernel: int) -> None:
     [
         ({"kernels": 0}, "kernels must be at least 1"),
         ({"kernels": 2.0}, "kernels must be a whole number, got 2.0"),
+        ({"kernels": True}, "kernels must be a whole number, got True"),
+        ({"kernels": np.array([1, 2])}, "kernels must be a whole number, got array"),
+        ({"stride": np.array([1, 1])}, r"stride must be an integer ≥ 1 or a pair of them, got array"),
         ({"centers": 5}, "centers must be K \\+ 2 = 5 numbers, got 5"),
         ({"centers": [0, 1, 2]}, "centers must have K \\+ 2 = 5 entries, all finite, got 3"),
         ({"temperature": 0.0}, "temperature must be positive, got 0.0"),

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Hashable, Sequence
 from math import inf
 from numbers import Real
-from typing import NamedTuple, SupportsIndex, TypeVar, cast, overload
+from typing import NamedTuple, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from malleable.ops.differences import fast_differences
 from malleable.ops.direct import is_transformed
 from malleable.ops.fill import fill
 from malleable.ops.smooth import smooth
-from malleable.ops.window import Pair, Window
+from malleable.ops.window import Pair, Window, whole_number
 
 T = TypeVar("T")
 
@@ -93,13 +93,13 @@ class Geometry:
     def smoothed(self, passes: int = 1) -> Geometry:
         """Return the same geometry with the median of every 3 × 3 pixels for their depth, so many times over.
 
-        Unknown pixels count as :meth:`filled` would fill them, and stay unknown.
+        Unknown pixels are filled once as :meth:`filled` does, smoothed with their neighbours, and unknown again after.
         """
         return self.prepared(smooth_depth=passes)
 
     def prepared(self, fill_depth: bool = False, smooth_depth: int = 0) -> Geometry:
         """Return it :meth:`filled` if ``fill_depth``, then :meth:`smoothed` by so many passes; itself for neither."""
-        check_smooth_depth(smooth_depth)
+        smooth_depth = check_smooth_depth(smooth_depth)
         if not fill_depth and not smooth_depth:
             return self
         given = self.depth.to(torch.promote_types(self.depth.dtype, torch.float32))
@@ -206,10 +206,9 @@ def grid_unit(
     return rate * spread * depth / focal
 
 
-def check_smooth_depth(passes: int) -> None:
-    """Refuse a number of passes that cannot be done."""
-    if not isinstance(passes, SupportsIndex) or passes < 0:
-        raise ValueError(f"smooth_depth must be a whole number of passes, 0 for none, got {passes!r}")
+def check_smooth_depth(passes: int) -> int:
+    """Return a number of passes, or refuse one that cannot be done."""
+    return whole_number("smooth_depth", passes, 0)
 
 
 def _is_known(depth: Tensor) -> Tensor:

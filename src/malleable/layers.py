@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, SupportsIndex, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from malleable.ops.depth_conv2d import check_features, convolve
 from malleable.ops.direct import is_direct, is_exporting
 from malleable.ops.malleable_conv2d import malleable_conv2d
 from malleable.ops.scaled_assign import scaled_assign, temperature_of
-from malleable.ops.window import Pair, Window, same_padding
+from malleable.ops.window import Pair, Window, same_padding, whole_number
 
 LEARNABLE = ("centers", "temperature", "rebalance")
 
@@ -54,10 +54,7 @@ class DepthConv2d(nn.Module):
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
             if groups < 1 or value < 1 or value % groups:
                 raise ValueError(f"{name} must be positive and divisible by groups={groups}, got {value}")
-        if not isinstance(kernels, SupportsIndex):
-            raise ValueError(f"kernels must be a whole number, got {kernels}")
-        if kernels < 1:
-            raise ValueError(f"kernels must be at least 1, got {kernels}")
+        kernels = whole_number("kernels", kernels, 1)
         if invalid not in get_args(Invalid):
             raise ValueError(f"invalid must be one of {', '.join(map(repr, get_args(Invalid)))}, got {invalid!r}")
         self.window = Window.of(kernel_size, stride, padding, dilation)
@@ -194,7 +191,7 @@ class DepthConv2d(nn.Module):
     def extra_repr(self) -> str:
         settings = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"]
         own = Window.of(self.kernel_size, self.stride, self.padding, self.dilation) != self.window  # of a convolution
-        padding = "same" if self.pads_same else f"{self.window.padding} on four sides" if own else repr(self.padding)
+        padding = "'same'" if self.pads_same else f"{self.window.padding} on four sides" if own else repr(self.padding)
         settings += [f"padding={padding}"] if padding != "(0, 0)" else []
         settings += [f"dilation={self.dilation}"] if self.dilation != (1, 1) else []
         settings += [f"groups={self.groups}"] if self.groups != 1 else []

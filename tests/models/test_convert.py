@@ -351,17 +351,21 @@ class TestConv:
         assert mb.convert(Tiny(), None, temperature=2.0, invalid="ignore").placed == ()
         for refuse in (
             lambda: mb.convert(Tiny(), None, temprature=2.0),
+            lambda: mb.convert(Tiny(), None, in_channels=7),
             lambda: mb.deeplabv3plus("resnet18", 5, conv=None, pretrained=False, wdith=64),
+            lambda: mb.deeplabv3plus("resnet18", 5, stages=(), pretrained=False, temprature=2.0),
         ):
-            with pytest.raises(TypeError, match=r"there is no option '(temprature|wdith)'"):
+            with pytest.raises(TypeError, match=r"there is no option '(temprature|in_channels|wdith)'"):
                 refuse()
 
     def test_marks_on_a_convolution_stay(self) -> None:
         model = Tiny()
         model.stage2[0].spatial.mark = "kept"
+        model.stage2[0].spatial.assign = "the name of something that layers have"
         found = mb.convert(model).model.stage2[0].spatial
         assert isinstance(found, mb.MalleableConv2d)
         assert found.mark == "kept"
+        assert callable(found.assign)
 
 
 class TestRefusals:

@@ -279,7 +279,9 @@ class TestPadding:
     def test_outside_first_of_columns_and_then_of_rows(self) -> None:
         rgb, depth = scene(1, 64, 64)
         once = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ZeroPad2d((2, 1, 0, 1)), nn.Conv2d(4, 4, 3))
-        twice = nn.Sequential(once[0], nn.Sequential(nn.ZeroPad2d((2, 1, 0, 0)), nn.ZeroPad2d((0, 0, 0, 1))), once[2])
+        twice = nn.Sequential(
+            once[0], nn.Sequential(nn.ConstantPad1d((2, 1), 0.0), nn.ZeroPad2d((0, 0, 0, 1))), once[2]
+        )
         expected = mb.convert(once, where=["2"])(rgb, depth=depth, focal=60.0)
         assert relative_error(mb.convert(twice, where=["2"])(rgb, depth=depth, focal=60.0), expected) < 1e-5
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from helpers.outcomes import write_outcome
-from malleable.reports.outcome import grouped, read_run, read_training
+from malleable.reports.outcome import grouped, method_name, read_run, read_training
 from malleable.runs.config import Config, ModelConfig, TrainConfig, build_network
 from malleable.runs.folder import read_config, write_settings
 from malleable.runs.log import ReceptiveField
@@ -126,6 +126,11 @@ def test_groups_have_names_of_their_own(tmp_path: Path) -> None:
     ]
     names = list(grouped(map(read_run, folders)))
     assert names == ["malleable K=3 (short)", "malleable K=3 (long)", "depth-aware", "2.5D K=5"]
+
+
+def test_methods_that_smooth_depth_are_told_from_those_that_do_not() -> None:
+    assert method_name(ModelConfig(smooth_depth=2)) == "malleable K=3, smoothed depth"
+    assert method_name(ModelConfig(conv=None, smooth_depth=2)) == "RGB baseline"
 
 
 def test_a_copy_of_a_run_is_not_another_seed(tmp_path: Path) -> None:

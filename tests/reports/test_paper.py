@@ -67,7 +67,8 @@ def test_backbone_and_budget_do_not_matter_and_defaults_may_be_spelled_out() -> 
     "model",
     [ModelConfig(kernels=2), ModelConfig(conv="conv25d", kernels=5), ModelConfig(stages=(5,)),
      ModelConfig(kernels=1, temperature=2.0), ModelConfig(conv=None, depth_input="metric"),
-     ModelConfig(conv=None, depth_encoder="metric"), ModelConfig(depth_input="relative")],
+     ModelConfig(conv=None, depth_encoder="metric"), ModelConfig(depth_input="relative"),
+     ModelConfig(smooth_depth=2)],
 )  # fmt: skip
 def test_what_the_paper_did_not_try_has_no_row(model: ModelConfig) -> None:
     assert paper_row(Config(model, DataConfig(root="data/nyudv2"))) is None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from inspect import signature
-from typing import Any, SupportsIndex, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from malleable.models.own_forward import plain_inside
 from malleable.models.slot import Slot
 from malleable.models.stages import Watched
 from malleable.models.watch import sees_neighbours, watch
+from malleable.ops.window import whole_number
 
 CONVOLUTIONS: dict[str, type[DepthConv2d]] = {
     "malleable": MalleableConv2d,
@@ -188,7 +189,7 @@ def convert(
     if isinstance(model, Converted) or any(isinstance(m, DepthConv2d) for m in model.modules()):
         raise ValueError("model already has depth-seeing convolutions; convert the original network instead")
     check_options(conv, options)
-    check_smooth_depth(smooth_depth)
+    smooth_depth = check_smooth_depth(smooth_depth)
     if conv is None and depth_input is None:
         return Converted(copy.deepcopy(model))
     seen, failure = None, None
@@ -246,7 +247,8 @@ def place(
         if seen and ran and any(ran.pads) and seen.padded_at(at.name) is None:
             warnings.warn(
                 f"the network pads a map of {ran.reads} pixels before {at.name}, at no whole rate of its image, "
-                f"{seen.image}: depth will lie as far beside the features there",
+                f"{seen.image}: depth will lie beside the features there, by up to a pixel of that map; leave the "
+                "layer out with where= if that is too far",
                 stacklevel=3,
             )
         _replace(model, at.name, CONVOLUTIONS[conv], options)
@@ -258,23 +260,20 @@ def place(
 
 
 def check_options(conv: str | None, options: Iterable[str]) -> None:
-    """Refuse a ``conv`` that is none, and options that no layer has: beside ``conv=None`` they would do nothing."""
+    """Refuse a ``conv`` that is none, and options that no layer has."""
     if conv is not None and conv not in CONVOLUTIONS:
         raise ValueError(f"conv must be None or one of {', '.join(map(repr, CONVOLUTIONS))}, got {conv!r}")
     known = {name for layer in CONVOLUTIONS.values() for name in signature(layer).parameters}
-    unknown = sorted(set(options) - known)
-    if conv is None and unknown:
+    unknown = sorted(set(options) - (known - signature(nn.Conv2d).parameters.keys()))
+    if unknown:
         raise TypeError(f"there is no option {', '.join(map(repr, unknown))}")
 
 
-def check_kernels(conv: str | None, kernels: int) -> None:
-    """Refuse a number of kernels that ``conv`` cannot have; depth_aware leaves the default of the others aside."""
+def check_kernels(conv: str | None, kernels: int) -> int:
+    """Return ``kernels``, or refuse what ``conv`` cannot have; depth_aware leaves the default of the others aside."""
     if conv == "depth_aware" and kernels not in (1, _DEFAULT_KERNELS):
         raise ValueError(f"kernels must be 1 for conv='depth_aware', which has a single kernel, got {kernels}")
-    if conv is not None and not isinstance(kernels, SupportsIndex):
-        raise ValueError(f"kernels must be a whole number, got {kernels}")
-    if conv is not None and kernels < 1:
-        raise ValueError(f"kernels must be at least 1, got {kernels}")
+    return kernels if conv is None else whole_number("kernels", kernels, 1)
 
 
 def add_depth_input(
@@ -368,7 +367,8 @@ def _replace(model: nn.Module, name: str, layer_type: type[DepthConv2d], options
         conv2d.__class__ = type(layer)
     except (TypeError, ValueError) as error:
         raise type(error)(f"cannot convert {name}: {error}") from error
-    conv2d.__dict__ = {**marks, **layer.__dict__}  # what others have marked the convolution with stays
+    marks = {key: value for key, value in marks.items() if not hasattr(layer, key)}
+    conv2d.__dict__ = {**marks, **layer.__dict__}  # what others have marked a plain convolution with stays
 
 
 def _layer_like(conv2d: nn.Conv2d, layer_type: type[DepthConv2d], options: dict[str, Any]) -> DepthConv2d:

@@ -14,6 +14,7 @@ from typing_extensions import Self
 
 from malleable.geometry import check_smooth_depth
 from malleable.models.backbone import STAGES, build, build_depth_encoder, load
+from malleable.models.convert import check_kernels
 from malleable.models.depth_input import Kind
 from malleable.models.merge import ConvNormAct, Merge, ReleasedMerge, Upsample, resize
 
@@ -56,6 +57,7 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
         for name, number in {"num_classes": num_classes, "width": width, "skip": skip}.items():
             if number < 1:
                 raise ValueError(f"{name} must be at least 1, got {number}")
+        check_smooth_depth(smooth_depth)
         released = merge == "released"
         if isinstance(merge, str) and not released:
             raise ValueError(f"merge must be False, True or 'released', got {merge!r}")
@@ -89,7 +91,6 @@ class DeepLabV3Plus(nn.Module, PyTorchModelHubMixin, library_name="malleable"):
             options,
             _MULTI_GRID if released else (),
         )
-        check_smooth_depth(smooth_depth)
         self.backbone.fill_depth, self.backbone.smooth_depth = fill_depth, smooth_depth
         self.depth_encoder = (
             None
@@ -210,7 +211,7 @@ def deeplabv3plus(
         backbone=backbone,
         num_classes=num_classes,
         conv=conv,
-        kernels=kernels,
+        kernels=check_kernels(conv, kernels),
         stages=tuple(stages),
         output_stride=output_stride,
         merge=merge,
@@ -220,7 +221,7 @@ def deeplabv3plus(
         channels=None if channels is None else tuple(channels),
         depth_encoder=depth_encoder,
         fill_depth=fill_depth,
-        smooth_depth=smooth_depth,
+        smooth_depth=check_smooth_depth(smooth_depth),
         **options,
     )
     load(network.backbone, backbone, pretrained, channels)

@@ -128,6 +128,8 @@ class DepthEncoder(nn.Module):
         fill_depth, smooth_depth: see :func:`malleable.convert`.
     """
 
+    smooth_depth = 0  # of encoders that were pickled before there was any
+
     def __init__(self, kind: Kind, net: nn.Module, fill_depth: bool = False, smooth_depth: int = 0) -> None:
         super().__init__()
         _check(kind, "depth_encoder")

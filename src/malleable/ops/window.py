@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from operator import index
-from typing import NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -97,8 +97,26 @@ def same_padding(
 def pair(name: str, value: Pair, minimum: int) -> tuple[int, int]:
     """Return ``value`` as (vertical, horizontal), or raise an error that names the argument."""
     values = tuple(value) if isinstance(value, Sequence) else (value, value)
-    # NumPy's whole numbers are SupportsIndex too
-    whole = all(isinstance(v, SupportsIndex) and not isinstance(v, bool | Tensor) and v >= minimum for v in values)
-    if len(values) != 2 or not whole:
+    numbers = tuple(number for number in map(_whole, values) if number is not None and number >= minimum)
+    if len(values) != 2 or len(numbers) != 2:
         raise ValueError(f"{name} must be an integer ≥ {minimum} or a pair of them, got {value!r}")
-    return index(values[0]), index(values[1])
+    return numbers
+
+
+def whole_number(name: str, value: SupportsIndex, minimum: int) -> int:
+    """Return ``value`` as Python's int, or raise an error that names the argument."""
+    number = _whole(value)
+    if number is None:
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
+    if number < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {value}")
+    return number
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, bool | Tensor):
+        return None
+    try:
+        return index(value)  # of NumPy's whole numbers too
+    except TypeError:
+        return None

@@ -214,7 +214,8 @@ def method_name(model: ModelConfig) -> str:
     """Name the method as tables do."""
     conv = {"conv25d": f"2.5D K={model.kernels}", "malleable": f"malleable K={model.kernels}"}
     parts = [] if model.conv is None else [conv.get(model.conv, "depth-aware")]
-    return " + ".join([*parts, *input_names(model.depth_input, model.depth_encoder)]) or "RGB baseline"
+    name = " + ".join([*parts, *input_names(model.depth_input, model.depth_encoder)]) or "RGB baseline"
+    return f"{name}, smoothed depth" if model.smooth_depth and model.sees_depth else name
 
 
 @cache

@@ -73,7 +73,8 @@ def paper_row(config: Config, several_scales: bool = False) -> PaperRow | None:
     says what the paper had. A row of the same backbone goes before others, then one measured on as many scales.
     """
     model = config.model
-    if model.network != DEEPLAB or model.depth_input is not None or model.depth_encoder is not None:
+    added = (model.depth_input, model.depth_encoder, model.smooth_depth)
+    if model.network != DEEPLAB or added != (None, None, 0):
         return None
     name = Path(config.data.root).name.lower()
     data = "NYUDv2" if name.startswith("nyu") else "Cityscapes" if name.startswith("cityscapes") else None

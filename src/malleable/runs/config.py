@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from malleable.geometry import check_smooth_depth
 from malleable.models import deeplabv3plus
 from malleable.models.convert import check_kernels
 from malleable.models.foreign import DEEPLAB, Network, foreign
@@ -101,6 +102,7 @@ class ModelConfig:
             if getattr(self, name) != defaults[name]:
                 raise ValueError(f"model.{name} is set to {getattr(self, name)}, but conv={self.conv} does not take it")
         check_kernels(self.conv, self.kernels)
+        check_smooth_depth(self.smooth_depth)
         _require_finite("model", self)
 
 
