@@ -35,6 +35,7 @@ ROWS = {  # as the project's first page calls them
     "2.5D K=3": "2.5D convolution, 3 kernels",
     "malleable K=1": "**malleable convolution, 1 kernel**",
     "malleable K=3": "**malleable convolution, 3 kernels**",
+    "malleable K=3, smoothed depth": "**the same, with smoothed depth**",
     "depth as a fourth channel": "depth in metres as a fourth channel",
     "relative channel": "scale-free depth channel",
     "malleable K=3 + relative channel": "**malleable, 3 kernels + scale-free channel**",
@@ -132,6 +133,22 @@ def kernels_table() -> str:
         means = [sum(values) / len(values) for values in found]
         shown = [decimal(mean, 1, "+" if place == 1 else "") for place, mean in enumerate(means)]
         cells.append([name, price[name], *shown])
+    return markdown(cells)
+
+
+def smoothing_table() -> str:
+    """Tabulate rooms with depth as it is and smoothed, over the seeds that all of these rows have."""
+    every = read_rows("rooms")
+    names = ["malleable K=3", "malleable K=3, trained with noise", "malleable K=3, smoothed depth"]
+    for name in ("2.5D K=3", "malleable K=3 + relative channel"):
+        names += [name, f"{name}, smoothed depth"]
+    seeds = sorted(set.intersection(*(set(every[name]["runs"]) for name in names)))
+    faults = ("noise of 2 %", "noise of a stereo rig", "50% unknown", "shifted by 4 pixels")
+    cells = [["", "mIoU", *(FAULTS[fault] for fault in faults), "another camera"]]
+    for name in names:
+        runs = [every[name]["runs"][seed] for seed in seeds]
+        found = [[run["miou"], *(run["stress"][f] for f in faults), run["splits"]["other-camera"]] for run in runs]
+        cells.append([name, *(decimal(fmean(column), 1) for column in zip(*found, strict=True))])
     return markdown(cells)
 
 
@@ -260,6 +277,7 @@ def tables() -> Iterator[tuple[Path, str, str]]:
     yield PAGE, "## Rooms", world_table("rooms", 11)
     yield PAGE, "## Streets", world_table("streets", 10)
     yield PAGE, "## How many kernels", kernels_table()
+    yield PAGE, "## Smoothing depth", smoothing_table()
     yield PAGE, "## NYUDv2", nyudv2_means()
     yield RUNS, "## Every run", nyudv2_table()
 
