@@ -10,6 +10,7 @@ from torch import nn
 
 import malleable as mb
 from helpers.networks import Tiny, lively, scene
+from helpers.onnx import as_onnx
 from malleable.models.cost import measure
 from malleable.ops.fill import fill
 
@@ -126,19 +127,11 @@ def test_compiled_it_is_the_same() -> None:
 
 
 def test_onnx_at_sizes_it_was_not_exported_with(tmp_path: Path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
+    def filled(depth: torch.Tensor) -> torch.Tensor:
+        return fill(depth, depth > 0)
 
-    class Fill(nn.Module):
-        def forward(self, depth: torch.Tensor) -> torch.Tensor:
-            return fill(depth, depth > 0)
-
-    depth = 1 + torch.rand(1, 1, 64, 96)
-    size = {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
-    program = torch.onnx.export(Fill(), (depth,), input_names=["depth"], dynamic_shapes=(size,), verbose=False)
-    program.save(tmp_path / "fill.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "fill.onnx", providers=["CPUExecutionProvider"])
+    run = as_onnx(filled, 1 + torch.rand(1, 1, 64, 96), tmp_path)
     for height, width in [(64, 96), (33, 47), (300, 71)]:
         depth = 1 + torch.rand(1, 1, height, width)
         depth[torch.rand(depth.shape) < 0.7] = 0
-        (output,) = session.run(None, {"depth": depth.numpy()})
-        torch.testing.assert_close(torch.from_numpy(output), Fill()(depth), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(run(depth), filled(depth), rtol=1e-5, atol=1e-5)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import nn
 
 import malleable as mb
 from helpers.networks import Tiny, lively, scene
+from helpers.onnx import as_onnx
 from malleable.figures.inspection import seeing_layers
 from malleable.models.convert import Converted
 from malleable.models.cost import measure
@@ -163,19 +165,8 @@ def test_compiled_it_is_the_same() -> None:
     assert torch.allclose(output, expected, atol=1e-5)
 
 
-def test_onnx_at_sizes_it_was_not_exported_with(tmp_path: Any) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-
-    class Smooth(nn.Module):
-        def forward(self, depth: torch.Tensor) -> torch.Tensor:
-            return smooth(depth)
-
-    size = {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
-    example = torch.rand(1, 1, 64, 96)
-    program = torch.onnx.export(Smooth(), (example,), input_names=["depth"], dynamic_shapes=(size,), verbose=False)
-    program.save(tmp_path / "smooth.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "smooth.onnx", providers=["CPUExecutionProvider"])
+def test_onnx_at_sizes_it_was_not_exported_with(tmp_path: Path) -> None:
+    run = as_onnx(smooth, torch.rand(1, 1, 64, 96), tmp_path)
     for height, width in [(64, 96), (33, 47)]:
         depth = torch.rand(1, 1, height, width)
-        (output,) = session.run(None, {"depth": depth.numpy()})
-        assert torch.equal(torch.from_numpy(output), smooth(depth))
+        assert torch.equal(run(depth), smooth(depth))
