@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from malleable.inference.load import FILES, HUB, load_trained
-from malleable.inference.share import share
+from malleable.inference.share import check_taken, share
 
 
 def push(
@@ -76,6 +76,4 @@ def check_repository(found: Any, target: str, private: bool, overwrite: bool) ->
         raise FileExistsError(
             f"{target} is there and public, so private has no effect; make it private on the hub first"
         )
-    taken = sorted({file.rfilename for file in found.siblings or ()} & {*FILES})
-    if taken and not overwrite:
-        raise FileExistsError(f"{target} holds {', '.join(taken)} and is left as it is; choose another or --overwrite")
+    check_taken(target, sorted({file.rfilename for file in found.siblings or ()} & {*FILES}), overwrite)

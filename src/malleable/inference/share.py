@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,9 +43,13 @@ def check_folder(folder: Path, overwrite: bool) -> None:
     run = [name for name in (SETTINGS, FOLDER) if (folder / name).exists()]
     if run:  # whose own checkpoints nobody would see any more
         raise ValueError(f"{folder} is a run's folder (it holds {', '.join(run)}); give another one for the network")
-    taken = [name for name in FILES if (folder / name).exists()]
+    check_taken(str(folder), [name for name in FILES if (folder / name).exists()], overwrite)
+
+
+def check_taken(target: str, taken: Sequence[str], overwrite: bool) -> None:
+    """Raise if files that ``target`` holds would be replaced unasked."""
     if taken and not overwrite:
-        raise FileExistsError(f"{folder} holds {', '.join(taken)} and is left as it is; choose another or --overwrite")
+        raise FileExistsError(f"{target} holds {', '.join(taken)} and is left as it is; choose another or --overwrite")
 
 
 def _write(trained: Trained, folder: Path, on_card: Mapping[str, Any]) -> None:
