@@ -51,8 +51,13 @@ class Layer:
         if layer.kernels > MOST_KERNELS:
             raise ValueError(f"{seeing.title} has {layer.kernels} kernels; at most {MOST_KERNELS} can be shown")
         window = (layer.kernels, layer.kernel_size[0], layer.dilation[0], seeing.rate)
-        prepared: dict[str, Any] = {"fill_depth": seeing.fill_depth, "smooth_depth": seeing.smooth_depth}
-        known = cls("conv25d", *window, invalid=layer.invalid, **prepared)
+        known = cls(
+            "conv25d",
+            *window,
+            invalid=layer.invalid,
+            fill_depth=seeing.fill_depth,
+            smooth_depth=seeing.smooth_depth,
+        )
         if isinstance(layer, DepthAwareConv2d):
             return replace(known, conv="depth_aware", alpha=layer.alpha)
         if isinstance(layer, MalleableConv2d):
