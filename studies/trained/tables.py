@@ -8,7 +8,7 @@ Each table stands below the heading of its section; gains.png is beside this fil
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -114,15 +114,18 @@ def world_table(study: str, classes: int) -> str:
     return markdown(cells)
 
 
+def of_shared_seeds(rows: Mapping[str, Row], names: Sequence[str]) -> dict[str, list[Row]]:
+    """Take the runs of the rows of these ``names``, of the seeds that all of them have."""
+    seeds = sorted(set.intersection(*(set(rows[name]["runs"]) for name in names)))
+    return {name: [rows[name]["runs"][seed] for seed in seeds] for name in names}
+
+
 def kernels_table() -> str:
     """Tabulate how many kernels, over the seeds that all of them have."""
     every = read_rows("rooms")
-    rows = {name: every[name] for name in (f"malleable K={k}" for k in range(1, 6))}
-    seeds = sorted(set.intersection(*(set(row["runs"]) for row in rows.values())))
     price = costs(first_runs(every), 11)
     cells = [["", "cost", "mIoU", "last quarter", "noise of 2 %", "50 % unknown", "another camera"]]
-    for name, row in rows.items():
-        runs = [row["runs"][seed] for seed in seeds]
+    for name, runs in of_shared_seeds(every, [f"malleable K={k}" for k in range(1, 6)]).items():
         found = [
             [run["miou"] for run in runs],
             [run["curve"]["4000"] - run["curve"]["3000"] for run in runs],
@@ -130,23 +133,19 @@ def kernels_table() -> str:
             [run["stress"]["50% unknown"] for run in runs],
             [run["splits"]["other-camera"] for run in runs],
         ]
-        means = [sum(values) / len(values) for values in found]
-        shown = [decimal(mean, 1, "+" if place == 1 else "") for place, mean in enumerate(means)]
+        shown = [decimal(fmean(values), 1, "+" if place == 1 else "") for place, values in enumerate(found)]
         cells.append([name, price[name], *shown])
     return markdown(cells)
 
 
 def smoothing_table() -> str:
     """Tabulate rooms with depth as it is and smoothed, over the seeds that all of these rows have."""
-    every = read_rows("rooms")
     names = ["malleable K=3", "malleable K=3, trained with noise", "malleable K=3, smoothed depth"]
     for name in ("2.5D K=3", "malleable K=3 + relative channel"):
         names += [name, f"{name}, smoothed depth"]
-    seeds = sorted(set.intersection(*(set(every[name]["runs"]) for name in names)))
     faults = ("noise of 2 %", "noise of a stereo rig", "50% unknown", "shifted by 4 pixels")
     cells = [["", "mIoU", *(FAULTS[fault] for fault in faults), "another camera"]]
-    for name in names:
-        runs = [every[name]["runs"][seed] for seed in seeds]
+    for name, runs in of_shared_seeds(read_rows("rooms"), names).items():
         found = [[run["miou"], *(run["stress"][f] for f in faults), run["splits"]["other-camera"]] for run in runs]
         cells.append([name, *(decimal(fmean(column), 1) for column in zip(*found, strict=True))])
     return markdown(cells)
